@@ -19,7 +19,13 @@ from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE, free_host_bytes
 from jaxis.engine.execution.cache_specs import cache_specs, kv_cache_specs, own_cache_specs
-from jaxis.engine.execution.kv_cache import CPU_TOKENS_PER_SEQ, num_cache_blocks, on_devices, unit_bytes
+from jaxis.engine.execution.kv_cache import (
+    CPU_TOKENS_PER_SEQ,
+    num_cache_blocks,
+    on_devices,
+    stage_share,
+    unit_bytes,
+)
 from jaxis.engine.execution.state_cache import STATE_SHARE, num_state_slots, useful_slots
 from jaxis.engine.scheduling.state_slots import MIN_SLOTS
 from jaxis.errors import EngineError
@@ -152,7 +158,7 @@ def plan_memory(
     units = [unit_bytes(on_devices(own, mesh), config, mesh) for own in specs]
     cache = _Cache(config, *unit_bytes(on_devices([spec for own in specs for spec in own], mesh), config, mesh), mesh)
     # On CPU, the stages share one memory.
-    shares = (1.0,) if on_cpu else tuple(cache.share(*unit) for unit in units)
+    shares = (1.0,) if on_cpu else tuple(stage_share(unit, (cache.per_block, cache.per_slot)) for unit in units)
     wanted = config.model_config.max_model_len
     needed = cache.bytes_for(wanted if args.max_model_len is not None else min(wanted, _MIN_CONTEXT))
 
@@ -205,11 +211,6 @@ class _Cache:
     def num_ranks(self) -> int:
         """Data ranks, each of which has as much."""
         return self.mesh.shape[DATA_AXIS]
-
-    def share(self, per_block: Mapping[AttentionSpan, int], per_slot: int) -> float:
-        """The most that a pipeline stage with such blocks and slots has of them, whatever they are divided into."""
-        shares = [nbytes / self.per_block[span] for span, nbytes in per_block.items()]
-        return max([*shares, per_slot / self.per_slot if self.per_slot else 0.0])
 
     def bytes_for(self, num_tokens: int) -> int:
         """Bytes that were given for it, or else of room for so many tokens in every layer, and for their states."""

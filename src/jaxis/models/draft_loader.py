@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxis.config.architecture import architectures_of
 from jaxis.errors import ConfigError
@@ -21,6 +21,26 @@ if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.hf_config import HFConfig
     from jaxis.layers.module import JaxModule
+
+
+class _HeadKind(NamedTuple):
+    """A kind of heads.
+
+    Attributes:
+      name: As errors say it.
+      architectures: What checkpoints call it.
+      model_class: Its class.
+    """
+
+    name: str
+    architectures: Collection[str]
+    model_class: type[Any]
+
+
+_HEADS = {
+    "eagle3": _HeadKind("an EAGLE-3", eagle3.ARCHITECTURES, Eagle3Head),
+    "dflash": _HeadKind("a DFlash", dflash.ARCHITECTURES, DFlashHead),
+}
 
 
 def load_eagle3(
@@ -41,10 +61,8 @@ def load_eagle3(
       ConfigError: The checkpoint is of something else, or of a head for another model.
       CheckpointError: The tensors do not match the head's parameters.
     """
-    target = _checked_target(model)
-    hf_config = head_config.model_config.hf_config
-    _check_architecture(hf_config, "eagle3")
-    head: Any = load_model(head_config, mesh, on_progress, model_class=Eagle3Head)
+    target, hf_config = _checked_target(model), head_config.model_config.hf_config
+    head = _load_head("eagle3", head_config, mesh, on_progress)
     size, head_size = target.decoder.embed_tokens.input_size, head.midlayer.input_layernorm.num_features
     if head.target_size != size or (head.embed_tokens is None and head_size != size):
         raise ConfigError(
@@ -72,10 +90,8 @@ def load_dflash(
     Raises:
       ConfigError, CheckpointError: See `load_eagle3`.
     """
-    target = _checked_target(model)
-    hf_config = head_config.model_config.hf_config
-    _check_architecture(hf_config, "dflash")
-    head: Any = load_model(head_config, mesh, on_progress, model_class=DFlashHead)
+    target, hf_config = _checked_target(model), head_config.model_config.hf_config
+    head = _load_head("dflash", head_config, mesh, on_progress)
     layers, embeddings = head.target_layers(len(target.decoder.layers)), target.decoder.embed_tokens
     vocab_size, mask_token_id = head.settings.vocab_size, head.settings.mask_token_id
     for what, of_head, of_model in (
@@ -131,8 +147,7 @@ def construct_draft(draft_config: VllmConfig, method: str) -> JaxModule:
     if method == "draft_model":
         return construct_abstractly(draft_config, check_config=False)
     _check_architecture(draft_config.model_config.hf_config, method)
-    head_class = Eagle3Head if method == "eagle3" else DFlashHead
-    return construct_abstractly(draft_config, check_config=False, model_class=head_class)
+    return construct_abstractly(draft_config, check_config=False, model_class=_HEADS[method].model_class)
 
 
 def check_same_vocabulary(target_config: VllmConfig, draft_config: VllmConfig) -> None:
@@ -157,12 +172,19 @@ def check_same_vocabulary(target_config: VllmConfig, draft_config: VllmConfig) -
     )
 
 
+def _load_head(
+    method: str, head_config: VllmConfig, mesh: jax.sharding.Mesh, on_progress: Callable[[int, int], None] | None
+) -> Any:
+    _check_architecture(head_config.model_config.hf_config, method)
+    return load_model(head_config, mesh, on_progress, model_class=_HEADS[method].model_class)
+
+
 def _check_architecture(hf_config: HFConfig, method: str) -> None:
-    kind, known = {"eagle3": ("an EAGLE-3", eagle3.ARCHITECTURES), "dflash": ("a DFlash", dflash.ARCHITECTURES)}[method]
-    if not set(architectures_of(hf_config)) & set(known):
+    kind = _HEADS[method]
+    if not set(architectures_of(hf_config)) & set(kind.architectures):
         raise ConfigError(
-            f"architectures={architectures_of(hf_config)} in {hf_config.source} is not of {kind} head, which is "
-            f"one of: {', '.join(known)}; for a model of its own, the method is draft_model"
+            f"architectures={architectures_of(hf_config)} in {hf_config.source} is not of {kind.name} head, which is "
+            f"one of: {', '.join(kind.architectures)}; for a model of its own, the method is draft_model"
         )
 
 

@@ -75,12 +75,6 @@ class DraftLayers:
             backlog.drop_seen()
         return []
 
-    def observe(self, sequence: Sequence, num_drafts: int, num_right: int) -> None:
-        """See `Drafter`."""
-
-    def forget(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
-
     def reset(self) -> None:
         """Forgets all steps: there are new caches."""
         self._backlog.clear()
@@ -171,9 +165,14 @@ class DraftLayers:
             backlog.steps.clear()
             return _by_sequence(drafted, drafts, length)
         unseen = backlog.unseen(backlog.followed.values())
-        last = [each for each in unseen if each.seq_id in lengths and each.stop == each.followed.num_known]
-        self._catch_up((each._replace(rows=each.rows[:-1]) if each in last else each for each in unseen), is_due=True)
-        last = [each._replace(rows=each.rows[-1:]) for each in last]
+        # Drafts follow from a sequence's last known token, so those before it are to be seen first.
+        earlier, last = [], []
+        for each in unseen:
+            if each.seq_id in lengths and each.stop == each.followed.num_known:
+                last.append(each._replace(rows=each.rows[-1:]))
+                each = each._replace(rows=each.rows[:-1])
+            earlier.append(each)
+        self._catch_up(earlier, is_due=True)
         found: dict[SequenceId, list[int]] = {}
         if last:
             drafted = {

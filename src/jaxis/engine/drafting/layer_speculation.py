@@ -13,8 +13,8 @@ from typing import NamedTuple
 from jaxis.engine.drafting.draft_counts import DraftCounts
 from jaxis.engine.drafting.draft_layers import DraftLayers
 from jaxis.engine.drafting.draft_length import DraftPlace, TypicalChance
-from jaxis.engine.drafting.drafter import DraftRequest
 from jaxis.engine.drafting.layer_lengths import LayerLengths, MeasuredStep
+from jaxis.engine.drafting.proposals import max_drafts_of, propose_drafts, verified
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
@@ -66,20 +66,11 @@ class LayerSpeculation:
     ) -> dict[SequenceId, AbstractSequence[int]]:
         """See `Speculation`; to be called between any two steps."""
         drafting = [each for each in self._sequences.values() if each.sequence.is_known]
-        lengths = []
-        if drafting and not self._is_prefilling:
-            lengths = self.lengths.choose([each.place for each in drafting], num_running)
-        requests = []
-        for each, length in zip(drafting, lengths, strict=False):
-            room = each.sequence.max_total_tokens - each.sequence.num_tokens - 1
-            if length > 0 and room > 0:
-                requests.append(DraftRequest(each.sequence, min(length, room)))
-        proposed: dict[SequenceId, AbstractSequence[int]] = {}
-        for request, token_ids in zip(requests, self.drafter.propose(requests), strict=True):
-            seq_id = request.sequence.seq_id
-            if token_ids := sampling[seq_id].allowed_drafts(token_ids):
-                proposed[seq_id] = token_ids
-        return proposed
+        if self._is_prefilling:
+            drafting = []
+        lengths = self.lengths.choose([each.place for each in drafting], num_running) if drafting else []
+        wanted = ((each.sequence, length) for each, length in zip(drafting, lengths, strict=True))
+        return propose_drafts(self.drafter.propose, wanted, sampling)
 
     def observe(self, output: SchedulerOutput, new_token_ids: AbstractSequence[AbstractSequence[int]]) -> None:
         """See `Speculation`."""
@@ -123,17 +114,11 @@ class LayerSpeculation:
             if drafting is None or drafting.sequence is not sequence:
                 self._begin(sequence)
         if drafting is not None and entry.num_drafts:
-            # Drafts behind an end were not looked at.
-            num_right = max(num_new_tokens - 1, 0)
-            num_seen = entry.num_drafts if not sequence.status.finished else num_right
+            num_seen, num_right = verified(entry, num_new_tokens)
             self.counts.add(entry.num_drafts, num_right)
             drafting.place.observe(num_seen, num_right)
 
     def _begin(self, sequence: Sequence) -> None:
-        params = sequence.sampling_params
-        max_drafts = self._max_drafts
-        if params.num_speculative_tokens is not None:
-            max_drafts = min(params.num_speculative_tokens, max_drafts)
-        if max_drafts:
-            place = DraftPlace(max_drafts, self._typical[params.greedy])
+        if max_drafts := max_drafts_of(sequence, self._max_drafts):
+            place = DraftPlace(max_drafts, self._typical[sequence.sampling_params.greedy])
             self._sequences[sequence.seq_id] = _Drafting(sequence, place)

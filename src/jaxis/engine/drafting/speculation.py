@@ -19,6 +19,7 @@ from jaxis.engine.drafting.draft_budget import DraftBudget
 from jaxis.engine.drafting.draft_counts import DraftCounts
 from jaxis.engine.drafting.draft_length import DraftLengths, DraftPlace
 from jaxis.engine.drafting.drafter import Drafter, DraftRequest
+from jaxis.engine.drafting.proposals import max_drafts_of, propose_drafts, verified
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
@@ -119,18 +120,10 @@ class Speculation:
         """
         drafting = [each for each in self._ready() if each.sequence.is_known]
         lengths = self.lengths.choose([each.place for each in drafting], num_running) if drafting else None
-        requests = []
-        for each, length in zip(drafting, lengths or [], strict=lengths is not None):
-            room = each.sequence.max_total_tokens - each.sequence.num_tokens - 1
-            if length > 0 and room > 0:
-                requests.append(DraftRequest(each.sequence, min(length, room)))
-        proposed: dict[SequenceId, AbstractSequence[int]] = {}
-        guesses = self.drafter.propose(requests) if requests else ()
-        for request, token_ids in zip(requests, guesses, strict=True):
-            seq_id = request.sequence.seq_id
-            if token_ids := sampling[seq_id].allowed_drafts(token_ids[: request.limit]):
-                proposed[seq_id] = token_ids
-        return proposed
+        if not lengths:
+            return {}
+        wanted = ((each.sequence, length) for each, length in zip(drafting, lengths, strict=True))
+        return propose_drafts(self.drafter.propose, wanted, sampling)
 
     def observe(self, output: SchedulerOutput, new_token_ids: AbstractSequence[AbstractSequence[int]]) -> None:
         """Learns that a step's tokens were taken in.
@@ -173,9 +166,7 @@ class Speculation:
         self.budget.earn(seconds)
 
     def _observe_drafts(self, drafting: _Drafting, entry: ScheduledSequence, num_new_tokens: int) -> None:
-        # Drafts behind an end were not looked at.
-        num_right = max(num_new_tokens - 1, 0)
-        num_seen = num_right if drafting.sequence.status.finished else entry.num_drafts
+        num_seen, num_right = verified(entry, num_new_tokens)
         self.counts.add(entry.num_drafts, num_right)
         self.drafter.observe(drafting.sequence, entry.num_drafts, num_right)
         self._learn(drafting, num_seen, num_right)
@@ -206,8 +197,7 @@ class Speculation:
             self.forget(drafting.sequence)
 
     def _begin(self, sequence: Sequence) -> _Drafting | None:
-        wanted = sequence.sampling_params.num_speculative_tokens
-        max_drafts = self._max_drafts if wanted is None else min(wanted, self._max_drafts)
+        max_drafts = max_drafts_of(sequence, self._max_drafts)
         if max_drafts == 0 or sequence.status.finished:
             return None
         drafting = _Drafting(sequence, DraftPlace(max_drafts))

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.engine.execution.draft_program import DraftKey
-from jaxis.engine.execution.step_inputs import unpack_step
 from jaxis.kernels.sampling import argmax
 from jaxis.layers.attention_metadata import AttentionMetadata
 
@@ -37,12 +36,10 @@ def draft_blocks(
       packed: By `pack_drafting`; of its token ids, the newest alone are read.
     """
     layers = model.draft
-    no_tokens_in_flight = jnp.zeros(1, jnp.int32)
-    step = unpack_step(packed_step, key.shape, no_tokens_in_flight).attention_metadata
+    step, fields = key.unpack(packed_step, packed)
     caches = layers.write_context(caches, aux_hidden_states, step)
     if key.num_rows == 0:
         return caches, jnp.zeros((0, key.num_drafts), jnp.int32)
-    fields = {name: packed[field] for name, field in key.fields.items()}
     caches, logits = layers.draft_blocks(model, caches, fields["newest_ids"], key.num_drafts, _blocks(key, fields))
     # Of logits that are not finite, the index is meaningless.
     drafts = jnp.clip(argmax(logits.astype(jnp.float32))[0], 0, logits.shape[-1] - 1)

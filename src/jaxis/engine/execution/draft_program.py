@@ -60,6 +60,12 @@ class DraftKey:
     def packed_size(self) -> int:
         return max(field.stop for field in self.fields.values())
 
+    def unpack(self, packed_step: jax.Array, packed: jax.Array) -> tuple[AttentionMetadata, dict[str, jax.Array]]:
+        """Inside a jitted function: the step by `pack_step`, and the fields by `pack_drafting`."""
+        no_tokens_in_flight = jnp.zeros(1, jnp.int32)
+        step = unpack_step(packed_step, self.shape, no_tokens_in_flight).attention_metadata
+        return step, {name: packed[field] for name, field in self.fields.items()}
+
 
 class DraftedSequence(NamedTuple):
     """A sequence to draft for.
@@ -133,9 +139,7 @@ def draft(
       packed: By `pack_drafting`.
     """
     layers = model.draft
-    fields = {name: packed[field] for name, field in key.fields.items()}
-    no_tokens_in_flight = jnp.zeros(1, jnp.int32)
-    step = unpack_step(packed_step, key.shape, no_tokens_in_flight).attention_metadata
+    step, fields = key.unpack(packed_step, packed)
     states = layers.first_states(hidden_states, aux_hidden_states)
     caches, states = layers(model, caches, fields["token_ids"], states, step)
     if key.num_rows == 0:

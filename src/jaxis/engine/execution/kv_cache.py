@@ -56,7 +56,14 @@ def block_bytes(
         shape = spec.shape(1, block_size, dtype)
         copies = 1 if any(spec.axes(shape, dtype)) else num_devices
         spans[spec.span] += copies * math.prod(shape) * np.dtype(dtype).itemsize
-    return dict(sorted(spans.items(), key=lambda item: -math.inf if item[0].reach is None else -item[0].reach))
+    return widest_first(spans)
+
+
+def widest_first(bytes_per_block: Mapping[AttentionSpan, int]) -> dict[AttentionSpan, int]:
+    """The same, the span that keeps most first."""
+    return dict(
+        sorted(bytes_per_block.items(), key=lambda item: -math.inf if item[0].reach is None else -item[0].reach)
+    )
 
 
 def blocks_within(
@@ -267,6 +274,20 @@ def unit_bytes(
         per_block = block_bytes(paged, vllm_config.cache_config.block_size, dtype, mesh.shape["model"])
     states = [spec for spec in specs if isinstance(spec, StateCacheSpec)]
     return per_block, slot_bytes(states, vllm_config.model_config.dtype, mesh)
+
+
+def stage_share(
+    of_stage: tuple[Mapping[AttentionSpan, float], float], of_all: tuple[Mapping[AttentionSpan, int], int]
+) -> float:
+    """The most that a pipeline stage has of all stages' caches, whatever memory is divided into.
+
+    Args:
+      of_stage: `unit_bytes` of its layers.
+      of_all: The same of all layers.
+    """
+    (per_block, per_slot), (all_per_block, all_per_slot) = of_stage, of_all
+    shares = [num_bytes / all_per_block[span] for span, num_bytes in per_block.items()]
+    return max([*shares, per_slot / all_per_slot if all_per_slot else 0.0])
 
 
 def _kv_cache_struct(

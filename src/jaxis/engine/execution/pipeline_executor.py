@@ -106,14 +106,13 @@ class PipelineExecutor(Executor):
     def forward(self, key: ForwardKey, packed: np.ndarray) -> None:
         """See `Executor.forward`."""
         programs = self.programs.get(key)
-        self.hidden = self.rows = None
-        self.aux = []
-        self.hidden, self.rows, self.aux = programs(packed)
+        self._forget_hidden()
+        self.hidden, self.rows = programs(packed)
 
     def whole(self, key: WholeKey, input_ids: np.ndarray, num_tokens: int) -> None:
         """See `Executor.whole`."""
         programs = self.programs.get(key)
-        self.hidden = self.rows = None
+        self._forget_hidden()
         self.hidden = programs(input_ids, np.int32(num_tokens))
 
     def block_structs(self, key: LoadKey) -> list[Any]:
@@ -164,20 +163,20 @@ class PipelineExecutor(Executor):
 
     def _forward(
         self, programs: Sequence[_StageProgram], onwards: HandOn | None, packed: np.ndarray
-    ) -> tuple[jax.Array, jax.Array | None, list[jax.Array]]:
+    ) -> tuple[jax.Array, jax.Array | None]:
         """Dispatches each stage's model over a step.
 
         Returns:
-          The hidden states, those to sample from, and auxiliary ones; where another host has the last stage, what is
-          ready once this host's stages are, None, and [].
+          The hidden states and those to sample from; where another host has the last stage, what is ready once this
+          host's stages are, and None.
         """
-        given, rows, aux = None, None, []
+        given, rows = None, None
         for stage, program, link in programs:
             given = stage.last_tokens if link is None else link(given)
             operands = (stage.arrays.arrays, stage.caches, given, stage.ranks.place(packed))
-            stage.caches, given, rows, aux = program(*operands)
+            stage.caches, given, rows, _ = program(*operands)
         assert given is not None
-        return given if onwards is None else onwards(given), rows, aux
+        return given if onwards is None else onwards(given), rows
 
     def _whole(
         self,

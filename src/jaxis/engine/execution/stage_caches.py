@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import jax
 from jax.sharding import NamedSharding
 
+from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.execution.cache_memory import available_bytes
 from jaxis.engine.execution.cache_specs import cache_specs
-from jaxis.engine.execution.kv_cache import CachePlan, on_devices, plan_caches, unit_bytes
+from jaxis.engine.execution.kv_cache import CachePlan, on_devices, plan_caches, stage_share, unit_bytes
 from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.models.common.stage_model import cache_entries
@@ -58,23 +59,22 @@ def most_cache_bytes(specs: Sequence[Specs], vllm_config: VllmConfig, meshes: Se
       vllm_config: The engine's configuration.
       meshes: Of the stages.
     """
-    of_all, slot_of_all = unit_bytes(_joined(specs), vllm_config, meshes[0])
+    of_all = unit_bytes(_joined(specs), vllm_config, meshes[0])
     own = [(caches, mesh) for caches, mesh in zip(specs, meshes, strict=True) if mesh.local_devices]
     # The devices of a CPU have one memory.
     is_on_host = meshes[0].devices.flat[0].platform == "cpu"
     most = []
     for group in [own] if is_on_host else [[each] for each in own]:
-        # Of whatever the memory is divided into, the stages have these shares.
-        shares: defaultdict[object, float] = defaultdict(float)
+        per_block: defaultdict[AttentionSpan, float] = defaultdict(float)
+        per_slot = 0.0
         for caches, mesh in group:
             part = len(mesh.local_devices) / mesh.size
-            per_block, per_slot = unit_bytes(caches, vllm_config, mesh)
-            for span, num_bytes in per_block.items():
-                shares[span] += part * num_bytes / of_all[span]
-            if per_slot:
-                shares["states"] += part * per_slot / slot_of_all
-        if shares:
-            most.append(int(available_bytes(group[0][1]) / max(shares.values())))
+            of_stage = unit_bytes(caches, vllm_config, mesh)
+            for span, num_bytes in of_stage[0].items():
+                per_block[span] += part * num_bytes
+            per_slot += part * of_stage[1]
+        if share := stage_share((per_block, per_slot), of_all):
+            most.append(int(available_bytes(group[0][1]) / share))
     return min(most, default=sys.maxsize)  # this host may have layers without caches only
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from jaxis.config import VllmConfig
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
-from jaxis.engine.execution.kv_cache import blocks_within
+from jaxis.engine.execution.kv_cache import blocks_within, stage_share, widest_first
 from jaxis.planning.accelerators import Accelerator
-from jaxis.planning.sizing.device_model import DeviceModel, in_order
+from jaxis.planning.sizing.device_model import DeviceModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,8 @@ def capacity(
         return Capacity(least, 0, 0)
     per_block, per_state = _of_all(stages)
     # Each stage has as many blocks, and so its own share of the memory of all; the first that has no more ends it.
-    left = min(int((usable - part.held_bytes) / _share(part, per_block, per_state)) for part in stages)
+    shares = [stage_share((part.bytes_per_block, part.state_bytes), (per_block, per_state)) for part in stages]
+    left = min(int((usable - part.held_bytes) / (share or 1.0)) for part, share in zip(stages, shares, strict=True))
     block_size = stages[0].block_size
 
     def fits(num_requests: int, num_tokens: int) -> bool:
@@ -80,14 +81,7 @@ def _of_all(stages: Sequence[DeviceModel]) -> tuple[dict[AttentionSpan, int], in
     total: Counter[AttentionSpan] = Counter()
     for part in stages:
         total.update(part.bytes_per_block)
-    return in_order(total), sum(part.state_bytes for part in stages)
-
-
-def _share(part: DeviceModel, per_block: Mapping[AttentionSpan, int], per_state: int) -> float:
-    """The most that a stage has of all stages' caches, whatever they are divided into."""
-    shares = [nbytes / per_block[span] for span, nbytes in part.bytes_per_block.items()]
-    shares += [part.state_bytes / per_state] if per_state else []
-    return max(shares, default=0.0) or 1.0
+    return widest_first(total), sum(part.state_bytes for part in stages)
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:

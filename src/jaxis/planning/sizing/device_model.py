@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from jaxis.bench.cost import EMBEDDING, EXPERTS, HEAD, DecodeCost, decode_cost_of, expert_share
 from jaxis.config import VllmConfig
 from jaxis.config.attention_span import AttentionSpan
+from jaxis.engine.execution.kv_cache import widest_first
 from jaxis.engine.execution.state_cache import slot_bytes
 from jaxis.errors import ConfigError
 from jaxis.layers.indexer import IndexCacheSpec
@@ -106,7 +107,7 @@ class DeviceModel:
         total: Counter[AttentionSpan] = Counter()
         for cache in self.caches:
             total[cache.span] += cache.block_bytes
-        return in_order(total)
+        return widest_first(total)
 
     def decode(self, batch_size: int, context_len: int) -> StepCost:
         """A step of one token for each of `batch_size` requests, which then have `context_len` tokens each.
@@ -177,13 +178,6 @@ class DeviceModel:
         if self.stage.num_stages > 1:
             # The first only sends, the last only receives, and others do both at once.
             yield Exchange("hidden states", "collective-permute", (STAGE_AXIS,), 2, hidden, 1)
-
-
-def in_order(bytes_per_block: Mapping[AttentionSpan, int]) -> dict[AttentionSpan, int]:
-    """The same, the span that keeps most first."""
-    return dict(
-        sorted(bytes_per_block.items(), key=lambda item: -math.inf if item[0].reach is None else -item[0].reach)
-    )
 
 
 def device_model(

@@ -185,8 +185,10 @@ def _check(target: Target, wanted: WantedLayout, num_experts: int) -> None:
             f"{wanted.tensor_parallel_size}: all devices that share the model, or none, share its context"
         )
     for name in (
-        *("tensor_parallel_size", "data_parallel_size"),
-        *("decode_context_parallel_size", "pipeline_parallel_size"),
+        "tensor_parallel_size",
+        "data_parallel_size",
+        "decode_context_parallel_size",
+        "pipeline_parallel_size",
     ):
         if not 1 <= (getattr(wanted, name) or 1) <= target.num_devices:
             option = f"--{name.replace('_', '-')} {getattr(wanted, name)}"
