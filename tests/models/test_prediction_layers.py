@@ -15,6 +15,7 @@ from tests.support.prediction_checkpoints import WholeDrafts, family, reference_
 # Largest difference of logits, as a part of the largest logit. The reference sums recurrences by chunks.
 TOLERANCES = {"DeepSeek V3": 2e-5, "GLM-4.5 MoE": 2e-5, "GLM-4.5 MoE, groups, two dense layers": 2e-5, "Kimi K2": 2e-5}
 TOLERANCES |= {"Mellum 2": 2e-5, "MiMo": 2e-5}
+TOLERANCES |= {"DeepSeek V3.2": 2e-5, "GLM-5.2": 2e-5}
 TOLERANCES |= {"Qwen3.5": 1e-4, "Qwen3.5 MoE": 1e-4, "Qwen3-Next": 1e-4}
 QUICK = ("DeepSeek V3", "GLM-4.5 MoE", "Qwen3.5", "MiMo")
 ROWS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TOLERANCES]

@@ -37,9 +37,12 @@ def write_folders(new: Callable[[str], Path]) -> dict[str, tuple[Path, Path | No
     # Heads of a size that the native kernels take.
     grouped = write_prediction_checkpoint(new("grouped"), family("GLM-4.5 MoE", head_dim=32))[0]
     latent = write_prediction_checkpoint(new("latent"), family("DeepSeek V3"))[0]
+    # Whose tokens attend to some of those before them; layers share what is selected, the one that predicts does not.
+    indexed = write_prediction_checkpoint(new("indexed"), family("GLM-5.2"))[0]
     return {
         "grouped": (grouped, None),
         "latent": (latent, None),
+        "indexed": (indexed, None),
         "windows": (write_prediction_checkpoint(new("windows"), family("Mellum 2", head_dim=32))[0], None),
         # Of recurrent layers, and one of attention that predicts.
         "recurrent": (write_prediction_checkpoint(new("recurrent"), family("Qwen3.5"))[0], None),

@@ -45,6 +45,8 @@ def with_one_more_layer(row: Family) -> Family:
         config["layer_types"] = [*config["layer_types"], kind]
     if "mlp_layer_types" in config:
         config["mlp_layer_types"] = [*config["mlp_layer_types"], "sparse"]
+    if "indexer_types" in config:
+        config["indexer_types"] = [*config["indexer_types"], "full"]
     config["num_hidden_layers"] = num_layers + 1
     return dataclasses.replace(row, name=f"{row.name}, and one layer", config=config)
 
@@ -79,7 +81,7 @@ def write_prediction_checkpoint(folder: Path, row: Family) -> tuple[Path, transf
     config |= {"num_hidden_layers": num_layers, "num_nextn_predict_layers": 1}
     if "mlp_layer_types" in config and is_separate:
         config |= {"mtp_layer_types": ["sliding_attention"], "mtp_mlp_layer_types": ["sparse"]}
-    for key in ("layer_types", "mlp_layer_types"):
+    for key in ("layer_types", "mlp_layer_types", "indexer_types"):
         if key in config:
             config[key] = config[key][:-1]
     if "linear_attention" in config.get("layer_types", ()):
@@ -112,7 +114,8 @@ def _kind(config: dict[str, Any], row: Family) -> str:
     """How a checkpoint names the layer: a key of _EXTRA_PARTS."""
     if row.architecture == "MiMoForCausalLM":
         return "hidden first"
-    return "separate" if "layer_types" in config else "numbered"
+    # Families with an indexer have layer_types too.
+    return "separate" if "layer_types" in config and "index_topk" not in config else "numbered"
 
 
 @torch.no_grad()
@@ -156,8 +159,10 @@ def _mtp_layer(model):
 def _own_loop(folder: Path, model, larger):
     """The same of a family whose layer transformers does not load: its decoder layer and norms, put together here."""
     tensors = load_file(folder / "model.safetensors")
-    hidden_first = "model.mtp_layers.0.input_proj.weight" in tensors
-    module, kind = ("model.mtp_layers.0", "hidden first") if hidden_first else ("mtp", "separate")
+    number = model.config.num_hidden_layers
+    modules = {"model.mtp_layers.0": "hidden first", "mtp": "separate", f"model.layers.{number}": "numbered"}
+    module, kind = next(each for each in modules.items() if any(name.startswith(f"{each[0]}.") for name in tensors))
+    hidden_first = kind == "hidden first"
     parts = [torch.from_numpy(tensors[f"{module}.{name}.weight"]) for name in _EXTRA_PARTS[kind]]
     embedding_norm, hidden_norm, projection, final_norm = parts
     layer = larger.model.layers[-1]
@@ -176,7 +181,8 @@ def _own_loop(folder: Path, model, larger):
         mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
         ropes = model.model.rotary_emb(joined, positions)
         x = layer(joined @ projection.T, position_embeddings=ropes, attention_mask=mask, position_ids=positions)
-        return norm(final_norm, x)
+        # Layers with an indexer also return what it has selected.
+        return norm(final_norm, x[0] if isinstance(x, tuple) else x)
 
     return predict
 

@@ -85,7 +85,7 @@ class SparseLatentAttention(MultiHeadLatentAttention):
 
         Args:
           kv_cache: The latents' cache, or a tuple of it, the indexer's if there is one, and the last selection if
-            layers share them. Without caches, None stands in the place of each.
+            layers share them. Without caches, None stands in the place of each, or of all where none are shared.
           x: [T, E].
           metadata: Of the batch.
         """
@@ -95,7 +95,7 @@ class SparseLatentAttention(MultiHeadLatentAttention):
             selection = None
         elif self.indexer is None:
             selection = caches[-1]
-        elif self.serves_short_contexts:
+        elif self.serves_short_contexts or kv_cache is None:
             _, selection = self.indexer(None, x, query_latent, metadata)
         else:
             caches[1], selection = self.indexer(caches[1], x, query_latent, metadata)

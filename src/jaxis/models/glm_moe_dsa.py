@@ -23,6 +23,13 @@ class GlmMoeDsaDecoderLayer(SparseLatentDecoderLayer):
         )
 
 
+class GlmMoeDsaPredictionLayer(SparseLatentDecoderLayer):
+    """The layer that predicts later tokens: it has an indexer of its own, whatever the model's layers share."""
+
+    def __init__(self, scope: LayerScope) -> None:
+        super().__init__(scope, interleaved_index_rope=scope.config.get("indexer_rope_interleave", True))
+
+
 class GlmMoeDsaForCausalLM(SparseLatentCausalLM):
     layer_class = GlmMoeDsaDecoderLayer
 
@@ -30,12 +37,15 @@ class GlmMoeDsaForCausalLM(SparseLatentCausalLM):
     def check_config(cls, config: HFConfig) -> None:
         super().check_config(config)
         config.expect("moe_router_dtype", "float32")
-        config.ignore("index_share_for_mtp_iteration", because="prediction layers are not loaded")
+        config.ignore("index_share_for_mtp_iteration", because="the prediction layer selects for each draft anew")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        # The prediction layer's indexer has a schedule of its own.
-        return dataclasses.replace(super().options(scope), prediction=None)
+        options = super().options(scope)
+        if options.prediction is None:
+            return options
+        prediction = dataclasses.replace(options.prediction, layer_class=GlmMoeDsaPredictionLayer)
+        return dataclasses.replace(options, prediction=prediction)
 
 
 def _has_indexer(config: HFConfig) -> list[bool]:

@@ -16,7 +16,7 @@ from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import WholeDrafts
 
 QUICK = (("grouped", 7), ("recurrent", 7), ("eagle3", 7), ("draft_model", 7))
-KINDS = ("grouped", "latent", "windows", "recurrent", "eagle3", "draft_model")
+KINDS = ("grouped", "latent", "indexed", "windows", "recurrent", "eagle3", "draft_model")
 
 
 @pytest.fixture(scope="module")

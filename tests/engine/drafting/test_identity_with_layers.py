@@ -47,7 +47,10 @@ def answers(engine):
     "kind",
     [
         *("grouped", "recurrent"),
-        *[pytest.param(k, marks=pytest.mark.slow) for k in ("latent", "windows", "eagle3", "dflash", "draft_model")],
+        *[
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("latent", "indexed", "windows", "eagle3", "dflash", "draft_model")
+        ],
     ],
 )
 def test_drafts_of_layers_change_no_answer(folders, kind):

@@ -35,6 +35,7 @@ class PredictionNames:
       layer_index: The index of the decoder layer, or of a layer of the model that is of its kind.
       make_norm: Creates each norm.
       hidden_first: Whether the projection reads the hidden state before the embedding, not behind it.
+      layer_class: Creates the decoder layer; None: as the model's own are created.
     """
 
     module: str
@@ -47,6 +48,7 @@ class PredictionNames:
     layer_index: int
     make_norm: Callable[[LayerScope], Norm] = rms_norm
     hidden_first: bool = False
+    layer_class: Callable[[LayerScope], Any] | None = None
 
     @classmethod
     def numbered(cls, decoder_name: str, num_layers: int) -> PredictionNames:
@@ -103,7 +105,7 @@ class PredictionLayer(JaxModule):
 
     Args:
       scope: The model's scope.
-      layer_class: Creates the decoder layer.
+      layer_class: Creates the decoder layer, unless `names` does.
       names: Where the checkpoint has the parts.
 
     Attributes:
@@ -118,6 +120,7 @@ class PredictionLayer(JaxModule):
         self.embedding_norm = names.make_norm(scope)
         self.hidden_norm = names.make_norm(scope)
         self.projection = linear(scope / names.projection, 2 * size, size, axes=("embed", None))
+        layer_class = names.layer_class or layer_class
         self.layer = layer_class(scope / names.layer if names.layer else scope)
         self.norm = names.make_norm(scope)
         self.hidden_first = names.hidden_first
