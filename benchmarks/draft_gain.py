@@ -2,7 +2,7 @@
 
     python benchmarks/train_draft_pair.py FOLDER
     python benchmarks/draft_gain.py FOLDER
-    python benchmarks/draft_gain.py FOLDER/deep --no-reference
+    python benchmarks/draft_gain.py FOLDER/large --dtype bfloat16 --no-reference
 
 The prompts are held-out text. For each method, temperature and number of drafts, a line has how often the first, the
 second, ... draft was right (of the steps that drafted), tokens a step, and the ratio of tokens a second to those
@@ -56,12 +56,14 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--quantization")
     parser.add_argument("--no-reference", action="store_true")
     options = parser.parse_args()
     tokens = tokenize(Tokenizer.from_file(str(options.folder / "model/tokenizer.json")), read_text()[1])
     starts = np.random.default_rng(0).integers(0, len(tokens) - options.input_len, options.num_prompts)
     prompts = [{"prompt_token_ids": tokens[start : start + options.input_len].tolist()} for start in starts]
-    with load(options, None) as plain:
+    with load(options, {"num_speculative_tokens": 0}) as plain:  # without n-gram lookup too
         for method in options.methods.split(","):
             for num_drafts in map(int, options.num_speculative_tokens.split(",")):
                 config = {"method": method, "num_speculative_tokens": num_drafts}
@@ -75,11 +77,12 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def load(options: argparse.Namespace, speculative_config: dict[str, Any] | None) -> Iterator[LLM]:
+def load(options: argparse.Namespace, speculative_config: dict[str, Any]) -> Iterator[LLM]:
     """The model, for one request at a time."""
     with LLM(
         str(options.folder / "model"),
-        dtype="float32",
+        dtype=options.dtype,
+        quantization=options.quantization,
         max_num_seqs=1,
         max_model_len=2 * (options.input_len + options.output_len),
         enable_prefix_caching=False,

@@ -5,9 +5,8 @@
 
 FOLDER/model has a model in GLM-4.5's shape (mixture of experts) and its layer that predicts later tokens, trained
 together as DeepSeek V3's were. FOLDER/eagle3 has an EAGLE-3 head, trained on the finished model's states to say what
-the model would. FOLDER/deep/model and FOLDER/deep/eagle3 are the same with `--idle-layers` more layers, which add 0:
-they give the same answers at the cost of a model beside which a layer that drafts is small. One core takes some
-minutes; the seed is fixed.
+the model would. FOLDER/large/model and FOLDER/large/eagle3 compute the same with features and layers that add 0, in
+about the size of Qwen3-0.6B. One core takes some minutes; the seed is fixed.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
+from draft_pair.enlarge import Sizes, enlarge_eagle3, enlarge_model
 from draft_pair.layers import Eagle3Head, PredictionLayer, chain, mean_loss
 from draft_pair.text import VOCAB_SIZE, read_text, tokenize, train_tokenizer
 
@@ -47,7 +47,6 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=700, help="of the model and its layer")
     parser.add_argument("--eagle-steps", type=int, default=350, help="of the EAGLE-3 head")
-    parser.add_argument("--idle-layers", type=int, default=24)
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -58,17 +57,20 @@ def main() -> None:
     model, layer = train_model(tokens, options.steps)
     head = train_eagle3(model, tokens, options.eagle_steps)
     report(model, layer, head, tokenize(tokenizer, held_out))
-    for folder, num_idle in ((options.folder, 0), (options.folder / "deep", options.idle_layers)):
-        save_model(folder / "model", model, layer, num_idle)
+    large = options.folder / "large"
+    save_model(options.folder / "model", model, layer)
+    save_eagle3(options.folder / "eagle3", head)
+    enlarge_model(options.folder / "model", large / "model", Sizes())
+    enlarge_eagle3(options.folder / "eagle3", large / "eagle3", Sizes())
+    for folder in (options.folder, large):
         PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder / "model")
-        save_eagle3(folder / "eagle3", head, num_idle)
 
 
-def model_config(num_idle: int = 0) -> Glm4MoeConfig:
+def model_config() -> Glm4MoeConfig:
     return Glm4MoeConfig(
         **_SIZES,
-        num_hidden_layers=4 + num_idle,
-        first_k_dense_replace=1 + num_idle,
+        num_hidden_layers=4,
+        first_k_dense_replace=1,
         n_routed_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=128,
@@ -173,19 +175,15 @@ def report(model: Glm4MoeForCausalLM, layer: PredictionLayer, head: Eagle3Head, 
         print(f"{name}: {' '.join(f'{share:.0%}' for share in shares)} of the model's choices, 1 to 4 tokens ahead")
 
 
-def save_model(folder: Path, model: Glm4MoeForCausalLM, layer: PredictionLayer, num_idle: int) -> None:
-    """Saves the model, behind idle layers, and its layer as GLM-4.5's files have them: as one more of the model's."""
-    config = model_config(num_idle)
+def save_model(folder: Path, model: Glm4MoeForCausalLM, layer: PredictionLayer) -> None:
+    """Saves the model and its layer as GLM-4.5's files have them: as one more of the model's."""
+    config = model_config()
     num_layers, config.num_hidden_layers = config.num_hidden_layers, config.num_hidden_layers + 1
     larger = Glm4MoeForCausalLM(config)
-    larger.model.layers[num_idle:num_layers].load_state_dict(model.model.layers.state_dict())
+    larger.model.layers[:num_layers].load_state_dict(model.model.layers.state_dict())
     larger.model.layers[num_layers].load_state_dict(layer.state_dict(), strict=False)
     for part in ("model.embed_tokens", "model.norm", "lm_head"):
         larger.get_submodule(part).load_state_dict(model.get_submodule(part).state_dict())
-    with torch.no_grad():
-        for idle in larger.model.layers[:num_idle]:
-            idle.self_attn.o_proj.weight.zero_()
-            idle.mlp.down_proj.weight.zero_()
     larger.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm"):
@@ -195,7 +193,7 @@ def save_model(folder: Path, model: Glm4MoeForCausalLM, layer: PredictionLayer, 
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": num_layers}, indent=2))
 
 
-def save_eagle3(folder: Path, head: Eagle3Head, num_idle: int) -> None:
+def save_eagle3(folder: Path, head: Eagle3Head) -> None:
     """Saves the head as SpecForge does."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(head.state_dict(), folder / "model.safetensors")
@@ -204,7 +202,7 @@ def save_eagle3(folder: Path, head: Eagle3Head, num_idle: int) -> None:
         **{"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1},
         **{"hidden_act": "silu", "rope_theta": ROPE_THETA, "draft_vocab_size": DRAFT_VOCAB_SIZE},
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": [number + num_idle for number in EAGLE_LAYERS],
+            "eagle_aux_hidden_state_layer_ids": list(EAGLE_LAYERS),
             "use_aux_hidden_state": True,
         },
     }
