@@ -16,6 +16,11 @@ def test_defaults_and_names() -> None:
     assert parse_speculative_config(given) == SpeculativeConfig("suffix", 4, suffix_decoding_max_cached_requests=0)
 
 
+@pytest.mark.parametrize("name", ["deepseek_mtp", "step3p5_mtp", "mimo_v2_mtp", "nemotron_h_mtp"])
+def test_names_of_layers_by_family_mean_the_same(name: str) -> None:
+    assert parse_speculative_config({"method": name}) == SpeculativeConfig("mtp", 3)
+
+
 @pytest.mark.parametrize("others", [{}, {"method": "mtp"}, {"method": "draft_model", "model": "folder"}])
 def test_no_tokens_turn_it_off_and_load_nothing(others: dict[str, str]) -> None:
     config = parse_speculative_config({"num_speculative_tokens": 0, **others})

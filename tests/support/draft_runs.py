@@ -23,6 +23,7 @@ from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.wrappers import PackingConfig
 from jaxis.sampling_params import SamplingParams
+from tests.support.chain_checkpoints import write_chain_checkpoint, write_nemotron_checkpoint
 from tests.support.dflash_checkpoints import write_dflash_head
 from tests.support.eagle_checkpoints import write_head, write_target
 from tests.support.prediction_checkpoints import family, write_prediction_checkpoint
@@ -42,6 +43,13 @@ def write_folders(new: Callable[[str], Path]) -> dict[str, tuple[Path, Path | No
     return {
         "grouped": (grouped, None),
         "latent": (latent, None),
+        # Layers that make one draft each; of two of them, the last one makes two.
+        "chain": (write_prediction_checkpoint(new("chain"), family("GLM-4.5 MoE", head_dim=32), 3)[0], None),
+        "short chain": (write_prediction_checkpoint(new("short"), family("DeepSeek V3"), 2)[0], None),
+        "step chain": (write_chain_checkpoint(new("step"), "Step 3.5", head_dim=32), None),
+        "mimo chain": (write_chain_checkpoint(new("mimo"), "MiMo V2 Flash", head_dim=32, v_head_dim=32), None),
+        # One block of attention and experts, behind layers with states.
+        "two layers": (write_nemotron_checkpoint(new("two"))[0], None),
         "indexed": (indexed, None),
         "windows": (write_prediction_checkpoint(new("windows"), family("Mellum 2", head_dim=32))[0], None),
         # Of recurrent layers, and one of attention that predicts.
@@ -89,7 +97,8 @@ def run(
     """
     limits = runner.vllm_config.scheduler_config
     block_size = runner.vllm_config.cache_config.block_size
-    blocks = BlockManager(runner.num_blocks, block_size, True, runner.num_state_slots)
+    again = runner.num_seen_again
+    blocks = BlockManager(runner.num_blocks, block_size, True, runner.num_state_slots, num_seen_again=again)
     scheduler = Scheduler(
         blocks,
         max_num_seqs=limits.max_num_seqs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 from transformers.modeling_layers import MtpModel
 
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.models.common.interfaces import DraftsByChain
 from tests.support.parity import FAMILIES, Family, reference_model
 
 _EXTRA_PARTS = {
@@ -36,54 +38,61 @@ def family(name: str, **config: Any) -> Family:
     return dataclasses.replace(row, name=f"{name} {config}", config={**settings, **config})
 
 
-def with_one_more_layer(row: Family) -> Family:
-    """The family with one layer more, of the kind that predicts."""
+def with_more_layers(row: Family, number: int = 1) -> Family:
+    """The family with so many layers more, of the kind that predicts."""
     config = dict(row.config)
     num_layers = config.get("num_hidden_layers", 2)
     if "layer_types" in config:
         kind = "full_attention" if "linear_attention" in config["layer_types"] else "sliding_attention"
-        config["layer_types"] = [*config["layer_types"], kind]
+        config["layer_types"] = [*config["layer_types"], *[kind] * number]
     if "mlp_layer_types" in config:
-        config["mlp_layer_types"] = [*config["mlp_layer_types"], "sparse"]
+        config["mlp_layer_types"] = [*config["mlp_layer_types"], *["sparse"] * number]
     if "indexer_types" in config:
-        config["indexer_types"] = [*config["indexer_types"], "full"]
-    config["num_hidden_layers"] = num_layers + 1
-    return dataclasses.replace(row, name=f"{row.name}, and one layer", config=config)
+        config["indexer_types"] = [*config["indexer_types"], *["full"] * number]
+    config["num_hidden_layers"] = num_layers + number
+    return dataclasses.replace(row, name=f"{row.name}, and {number} more", config=config)
 
 
-def write_prediction_checkpoint(folder: Path, row: Family) -> tuple[Path, transformers.PreTrainedModel]:
-    """Saves the family's model of one layer more, the last of which is the layer that predicts.
+def write_prediction_checkpoint(
+    folder: Path, row: Family, number: int = 1
+) -> tuple[Path, transformers.PreTrainedModel]:
+    """Saves the family's model of some layers more, the last of which are those that predict.
+
+    Args:
+      folder: Where to.
+      row: The family.
+      number: Layers that predict: one, or, where layers are numbered, any number.
 
     Returns:
-      The folder, and the model of one layer more.
+      The folder, and the model of so many layers more.
     """
-    larger = reference_model(with_one_more_layer(row))
+    larger = reference_model(with_more_layers(row, number))
     larger.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    num_layers, size = config["num_hidden_layers"] - 1, config["hidden_size"]
+    num_layers, size = config["num_hidden_layers"] - number, config["hidden_size"]
     kind = _kind(config, row)
-    is_separate, last = kind == "separate", f"model.layers.{num_layers}."
-    module = {"separate": "mtp.", "numbered": last, "hidden first": "model.mtp_layers.0."}[kind]
-    layer = "mtp.layers.0." if is_separate else module
-    tensors = load_file(folder / "model.safetensors")
-    tensors = {f"{layer}{n.removeprefix(last)}" if n.startswith(last) else n: t for n, t in tensors.items()}
     rng = np.random.default_rng(0)
-    for name, shape in _EXTRA_PARTS[kind].items():
-        sizes = {"E": (size,), "E,2E": (size, 2 * size)}[shape]
-        # Norms around 1, or around 0 where the file has them so.
-        center = 0.0 if shape != "E" or "linear_attention" in config.get("layer_types", ()) else 1.0
-        tensors[f"{module}{name}.weight"] = (center + 0.2 * rng.standard_normal(sizes)).astype(np.float32)
-    if kind == "numbered":
-        # Copies that published checkpoints have.
-        tensors[f"{module}embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
-        tensors[f"{module}shared_head.head.weight"] = tensors["lm_head.weight"]
+    tensors = load_file(folder / "model.safetensors")
+    for last in [f"model.layers.{num_layers + place}." for place in range(number)]:
+        module = {"separate": "mtp.", "numbered": last, "hidden first": "model.mtp_layers.0."}[kind]
+        layer = "mtp.layers.0." if kind == "separate" else module
+        tensors = {f"{layer}{n.removeprefix(last)}" if n.startswith(last) else n: t for n, t in tensors.items()}
+        for name, shape in _EXTRA_PARTS[kind].items():
+            sizes = {"E": (size,), "E,2E": (size, 2 * size)}[shape]
+            # Norms around 1, or around 0 where the file has them so.
+            center = 0.0 if shape != "E" or "linear_attention" in config.get("layer_types", ()) else 1.0
+            tensors[f"{module}{name}.weight"] = (center + 0.2 * rng.standard_normal(sizes)).astype(np.float32)
+        if kind == "numbered":
+            # Copies that published checkpoints have.
+            tensors[f"{module}embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
+            tensors[f"{module}shared_head.head.weight"] = tensors["lm_head.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config |= {"num_hidden_layers": num_layers, "num_nextn_predict_layers": 1}
-    if "mlp_layer_types" in config and is_separate:
+    config |= {"num_hidden_layers": num_layers, "num_nextn_predict_layers": number}
+    if "mlp_layer_types" in config and kind == "separate":
         config |= {"mtp_layer_types": ["sliding_attention"], "mtp_mlp_layer_types": ["sparse"]}
     for key in ("layer_types", "mlp_layer_types", "indexer_types"):
         if key in config:
-            config[key] = config[key][:-1]
+            config[key] = config[key][:num_layers]
     if "linear_attention" in config.get("layer_types", ()):
         del config["num_nextn_predict_layers"]
     if row.architecture is not None:
@@ -92,12 +101,12 @@ def write_prediction_checkpoint(folder: Path, row: Family) -> tuple[Path, transf
     return folder, larger
 
 
-def write_last_token_checkpoint(folder: Path, row: Family) -> Path:
-    """Saves a model whose next token follows from the last one alone, with a layer that predicts as the model does.
+def write_last_token_checkpoint(folder: Path, row: Family, number: int = 1) -> Path:
+    """Saves a model whose next token follows from the last one alone, with layers that predict as the model does.
 
-    Attention and feed-forward blocks add 0, and the layer's projection lets the embedding of the next token through.
+    Attention and feed-forward blocks add 0, and the layers' projections let the embedding of the next token through.
     """
-    write_prediction_checkpoint(folder, row)
+    write_prediction_checkpoint(folder, row, number)
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -141,12 +150,27 @@ def reference_drafts(
     return drafts, logits
 
 
+@torch.no_grad()
+def reference_chain_drafts(folder: Path, tokens: Sequence[int]) -> tuple[list[int], list[np.ndarray]]:
+    """As `reference_drafts`, by several layers, each for one draft, as transformers runs them."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").float().eval()
+    hidden = model.model(torch.tensor([tokens[:-1]]), use_cache=False).last_hidden_state
+    positions = torch.arange(1, len(tokens))[None]
+    drafts, logits, _ = _mtp_model(model)(torch.tensor([tokens[1:]]), hidden, None, positions, None)
+    return drafts[0].tolist(), list(logits[0].numpy())
+
+
+def _mtp_model(model):
+    first, number = model.config.num_hidden_layers, model.config.num_mtp_layers
+    # It looks for the layers of published sizes.
+    layers = [rf"model\.layers\.{index}\..*" for index in range(first, first + number)]
+    model._keys_to_ignore_on_load_unexpected = [*layers, r"^mtp\."]
+    return MtpModel.from_pretrained(model).float().eval()
+
+
 def _mtp_layer(model):
     """transformers' own: next ids [1, T], states [1, T, E] -> [1, T, E]."""
-    number = model.config.num_hidden_layers
-    # It looks for the layers of published sizes.
-    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{number}.*", r"^mtp\."]
-    mtp = MtpModel.from_pretrained(model).float().eval()
+    mtp = _mtp_model(model)
 
     def predict(next_ids, states):
         # A row has the place of the token that it embeds.
@@ -198,6 +222,7 @@ class WholeDrafts:
     def __init__(self, model: Any, padded: int = 64) -> None:
         self._model, self._padded = model, padded
         graph, self._state = nnx.split(model)
+        self._chain = model.draft if isinstance(model.draft, DraftsByChain) else None
         metadata = AttentionMetadata.for_whole_sequences([padded])
 
         @jax.jit
@@ -212,12 +237,22 @@ class WholeDrafts:
             _, states = merged.draft(merged, None, token_ids, states, metadata)
             return states, merged.draft.compute_logits(merged, states)
 
-        self._run, self._draft = run, draft
+        @functools.partial(jax.jit, static_argnums=1)
+        def draft_by_layer(
+            state: nnx.State, index: int, token_ids: jax.Array, states: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            merged = nnx.merge(graph, state)
+            _, states = merged.draft.run_layer(index, merged, None, token_ids, states, metadata)
+            return states, merged.draft.layer_logits(index, merged, states)
+
+        self._run, self._draft, self._draft_by_layer = run, draft, draft_by_layer
 
     def __call__(self, tokens: Sequence[int], num_drafts: int) -> tuple[list[int], list[np.ndarray]]:
         """The drafts behind these tokens, and the logits that each is the most likely of."""
         layers = self._model.draft
         states = self._run(self._state, self._pad(tokens))
+        if self._chain is not None:
+            return self._by_chain(self._chain, tokens, states, num_drafts)
         read, drafts, logits = list(tokens[1:] if layers.reads_next_token else tokens), [], []
         for _ in range(num_drafts):
             newest, rows = self._draft(self._state, self._pad(read), states)
@@ -226,6 +261,23 @@ class WholeDrafts:
             logits.append(np.asarray(rows[last]))
             drafts.append(int(layers.token_ids(jnp.argmax(rows[last]))))
             read.append(drafts[-1])
+        return drafts, logits
+
+    def _by_chain(
+        self, chain: DraftsByChain, tokens: Sequence[int], first_states: jax.Array, num_drafts: int
+    ) -> tuple[list[int], list[np.ndarray]]:
+        read, drafts, logits, given, states = [], [], [], first_states, first_states
+        for index in range(num_drafts):
+            layer = min(index, chain.num_layers - 1)
+            if index == layer:
+                read = [*tokens, *drafts][index + 1 : index + len(tokens)]
+                given = chain.layer_input(first_states, states)
+            else:  # the last layer goes on by itself, from what it has returned before
+                read.append(drafts[-1])
+                given = given.at[len(read) - 1].set(states[len(read) - 2])
+            states, rows = self._draft_by_layer(self._state, layer, self._pad(read), given)
+            logits.append(np.asarray(rows[len(read) - 1]))
+            drafts.append(int(jnp.argmax(rows[len(read) - 1])))
         return drafts, logits
 
     def _pad(self, token_ids: Sequence[int]) -> jax.Array:

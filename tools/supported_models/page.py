@@ -29,8 +29,8 @@ makers publish the family and that load as they are, and the architectures of GG
 |---|---|---|---|---|
 """
 TAIL = """
-Multi-token prediction layers (`num_nextn_predict_layers`: DeepSeek V3, R1, GLM) come after the model's own layers in a
-checkpoint. The logits do not depend on them, and they are loaded only to draft tokens
+Multi-token prediction layers (`num_nextn_predict_layers`: DeepSeek V3, R1, GLM, Step 3.5) come after the model's own
+layers in a checkpoint. The logits do not depend on them, and they are loaded only to draft tokens
 ([speculative decoding](speculative-decoding.md#layers-that-draft)).
 
 ## Memory of recurrent states

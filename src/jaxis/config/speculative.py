@@ -17,7 +17,9 @@ LAYER_METHODS = ("mtp", "eagle3", "dflash", "draft_model")
 _METHODS_WITH_MODEL = ("eagle3", "dflash", "draft_model")
 METHODS = ("ngram", "suffix", *LAYER_METHODS)
 # vLLM's names of "mtp" by family.
-_MTP_FAMILIES = ("deepseek", "glm4_moe", "glm4_moe_lite", "mimo", "qwen3_5", "qwen3_next")
+_MTP_FAMILIES = (
+    *("deepseek", "glm4_moe", "glm4_moe_lite", "mimo", "mimo_v2", "nemotron_h", "qwen3_5", "qwen3_next", "step3p5"),
+)
 METHOD_ALIASES = {f"{family}_mtp": "mtp" for family in _MTP_FAMILIES}
 # Together with the token before them, a step of 16 rows: a size that kernels are compiled for.
 DEFAULT_MAX_DRAFTS = 15
@@ -32,7 +34,7 @@ class SpeculativeConfig:
 
     Attributes:
       method: "ngram": as the text went on before. "suffix": also as finished outputs of the same `cache_salt` did.
-        "mtp": with the layer of the checkpoint that predicts later tokens. "eagle3": with an EAGLE-3 head.
+        "mtp": with the layers of the checkpoint that predict later tokens. "eagle3": with an EAGLE-3 head.
         "dflash": with a DFlash head. "draft_model": with another model of the same vocabulary.
       num_speculative_tokens: Most tokens to guess ahead for a sequence in a step; how many pay is measured. 0: none are
         guessed, whatever else is given.

@@ -43,5 +43,5 @@ class Glm4MoeForCausalLM(CausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         number = scope.config.get("num_nextn_predict_layers", 1)
-        layer = PredictionNames.numbered(cls.decoder_name, scope.config["num_hidden_layers"])
-        return DecoderOptions(num_prediction_layers=number, prediction=layer if number else None)
+        layers = PredictionNames.numbered(cls.decoder_name, scope.config["num_hidden_layers"], number)
+        return DecoderOptions(num_prediction_layers=number, prediction=layers)

@@ -42,10 +42,8 @@ class GlmMoeDsaForCausalLM(SparseLatentCausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         options = super().options(scope)
-        if options.prediction is None:
-            return options
-        prediction = dataclasses.replace(options.prediction, layer_class=GlmMoeDsaPredictionLayer)
-        return dataclasses.replace(options, prediction=prediction)
+        prediction = [dataclasses.replace(each, layer_class=GlmMoeDsaPredictionLayer) for each in options.prediction]
+        return dataclasses.replace(options, prediction=tuple(prediction))
 
 
 def _has_indexer(config: HFConfig) -> list[bool]:

@@ -53,10 +53,10 @@ class MellumForCausalLM(CausalLM):
         return DecoderOptions(prediction_modules=("mtp.",), prediction=_prediction(scope.config))
 
 
-def _prediction(config: HFConfig) -> PredictionNames | None:
+def _prediction(config: HFConfig) -> tuple[PredictionNames, ...]:
     """The layer that predicts later tokens is like the model's first layer with the same attention and experts."""
     [kind] = config.get("mtp_layer_types", [SLIDING_ATTENTION])
     kinds, blocks = config.get("layer_types", []), config.get("mlp_layer_types")
     like = (i for i, each in enumerate(kinds) if each == kind and (blocks is None or blocks[i] == "sparse"))
     index = next(like, None)
-    return None if index is None else PredictionNames.separate(index)
+    return () if index is None else (PredictionNames.separate(index),)

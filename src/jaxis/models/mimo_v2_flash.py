@@ -15,6 +15,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer, sigmoid_routing
 
 
@@ -37,7 +38,11 @@ class MiMoV2FlashDecoderLayer(PreNormDecoderLayer):
 
 class MiMoV2FlashForCausalLM(CausalLM):
     layer_class = MiMoV2FlashDecoderLayer
-    tensor_names: ClassVar = {".attention_sink_bias": ".sinks"}
+    # Layers that predict later tokens have another name for a norm.
+    tensor_names: ClassVar = {
+        ".attention_sink_bias": ".sinks",
+        ".pre_mlp_layernorm.": ".post_attention_layernorm.",
+    }
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -49,7 +54,37 @@ class MiMoV2FlashForCausalLM(CausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         norm = rms_norm(scope, epsilon=_epsilon(scope.config))
-        return DecoderOptions(norm=norm, prediction_modules=("model.mtp.",))
+        return DecoderOptions(
+            norm=norm,
+            prediction_modules=("model.mtp.",),
+            prediction=_prediction(scope.config),
+            chains_states=False,
+        )
+
+
+def _prediction(config: HFConfig) -> tuple[PredictionNames, ...]:
+    """The layers that predict later tokens: with windows, dense, and each reading the model's hidden states, as in
+    SGLang's `MiMoV2MTP`. Published config.json files do not say that there are three.
+    """
+    num_layers = config["num_hidden_layers"]
+    return tuple(
+        PredictionNames(
+            module=f"model.mtp.layers.{place}",
+            embedding_norm="enorm",
+            hidden_norm="hnorm",
+            projection="eh_proj",
+            norm="final_layernorm",
+            layer="",
+            layer_index=num_layers + place,
+            make_norm=partial(rms_norm, epsilon=_epsilon(config)),
+        )
+        for place in range(config.get("num_nextn_predict_layers", 3))
+    )
+
+
+def _predicts(scope: LayerScope) -> bool:
+    """Whether the layer is one of those behind the model's own."""
+    return scope.layer_index >= scope.config["num_hidden_layers"]
 
 
 def _attention(scope: LayerScope) -> GroupedQueryAttention:
@@ -91,6 +126,8 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
 def _has_window(scope: LayerScope) -> bool:
     """By `layer_types` or, as published, `hybrid_layer_pattern`; without both, every sixth layer sees everything."""
     config, index = scope.config, scope.layer_index
+    if _predicts(scope):
+        return True
     if (kind := listed_layer_type(config, index, FULL_ATTENTION, SLIDING_ATTENTION)) is not None:
         config.ignore("hybrid_layer_pattern", because="layer_types names each layer's kind")
         return kind == SLIDING_ATTENTION
@@ -109,6 +146,8 @@ def _window(config: HFConfig) -> AttentionSpan:
 
 def _is_sparse(scope: LayerScope) -> bool:
     """By `mlp_layer_types` or, as published, `moe_layer_freq`; without both, of all layers but the first."""
+    if _predicts(scope):
+        return False
     if "mlp_layer_types" in scope.config:
         scope.config.ignore("moe_layer_freq", because="mlp_layer_types names each layer's kind")
         return is_sparse_layer(scope, default_first_sparse=1)

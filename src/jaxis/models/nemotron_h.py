@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
+
+import jax
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
-from jaxis.layers.decoder_layer import MixerLayer
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.decoder_layer import LayerCache, LayerOutput, MixerLayer
 from jaxis.layers.glu import Ungated
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mamba2 import Mamba2, Mamba2Sizes
 from jaxis.layers.mlp import UngatedMLP, activation_function
+from jaxis.layers.module import JaxModule
 from jaxis.layers.moe import ROUTER_BIAS, SparseMoE
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.mamba import MAMBA_TENSOR_NAMES, check_mamba_keys, ignore_rope
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, sigmoid_routing
 
 
@@ -23,6 +29,23 @@ class NemotronHDecoderLayer(MixerLayer):
     def __init__(self, scope: LayerScope) -> None:
         make = _MIXERS[_layer_kinds(scope.config)[scope.layer_index]]
         super().__init__(scope, make(scope / "mixer"), epsilon=scope.config.get("layer_norm_epsilon", 1e-5))
+
+
+class NemotronHPredictionBlock(JaxModule):
+    """What predicts later tokens: a layer of attention and others without a cache, one after the other."""
+
+    def __init__(self, scope: LayerScope) -> None:
+        epsilon = scope.config.get("layer_norm_epsilon", 1e-5)
+        self.layers = []
+        for i, kind in enumerate(_prediction_kinds(scope.config)):
+            layer = scope / "layers" / str(i)
+            self.layers.append(MixerLayer(layer, _MIXERS[kind](layer / "mixer"), epsilon=epsilon))
+
+    def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
+        """x [T, E] -> the updated cache of the attention (None without one) and [T, E]."""
+        for layer in self.layers:
+            kv_cache, x = layer(kv_cache, x, metadata)
+        return kv_cache, x
 
 
 class NemotronHForCausalLM(CausalLM):
@@ -46,7 +69,7 @@ class NemotronHForCausalLM(CausalLM):
         config.ignore("expand", because="Mamba2's heads and their size are given")
         config.ignore("moe_shared_expert_overlap", because="it says what runs at the same time")
         for key in ("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"):
-            config.ignore(key, because="layers that draft tokens are not loaded")
+            config.ignore(key, because="layers that predict later tokens do not change logits")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
@@ -54,7 +77,35 @@ class NemotronHForCausalLM(CausalLM):
             norm=rms_norm(scope, epsilon=scope.config.get("layer_norm_epsilon", 1e-5)),
             num_layers=len(_layer_kinds(scope.config)),
             prediction_modules=("mtp.",),
+            prediction=_prediction(scope.config),
         )
+
+
+def _prediction(config: HFConfig) -> tuple[PredictionNames, ...]:
+    """The block that predicts the token after the next one, of several layers: those of one block, of which one alone
+    has a cache, and no recurrent state. None otherwise.
+    """
+    kinds = _prediction_kinds(config)
+    if config.get("num_nextn_predict_layers", 0) != 1 or kinds.count("*") != 1 or not set(kinds) <= set("*E-"):
+        return ()
+    names = PredictionNames(
+        module="mtp",
+        embedding_norm="layers.0.enorm",
+        hidden_norm="layers.0.hnorm",
+        projection="layers.0.eh_proj",
+        norm=f"layers.{len(kinds) - 1}.final_layernorm",
+        layer="",
+        layer_index=0,
+        layer_class=NemotronHPredictionBlock,
+        make_norm=partial(rms_norm, epsilon=config.get("layer_norm_epsilon", 1e-5)),
+    )
+    return (names,)
+
+
+def _prediction_kinds(config: HFConfig) -> str:
+    """As `_layer_kinds`, of the layers that predict later tokens."""
+    listed = config.get("mtp_layers_block_type", ["attention", "moe"])
+    return config.get("mtp_hybrid_override_pattern") or "".join(_LETTERS.get(name, "?") for name in listed)
 
 
 def _mamba(scope: LayerScope) -> Mamba2:

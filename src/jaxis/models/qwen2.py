@@ -49,7 +49,7 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
     def options(cls, scope: LayerScope) -> DecoderOptions:
         predicts = scope.config.get("num_nextn_predict_layers", 0) > 0
         return DecoderOptions(
-            prediction_modules=("model.mtp_layers.",), prediction=_MIMO_PREDICTION if predicts else None
+            prediction_modules=("model.mtp_layers.",), prediction=(_MIMO_PREDICTION,) if predicts else ()
         )
 
 

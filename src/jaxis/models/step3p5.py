@@ -28,6 +28,7 @@ from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import is_sparse_layer
 from jaxis.models.common.text_part import TextPart
 
@@ -87,15 +88,18 @@ class Step3p5ForCausalLM(CausalLM):
         for key in ("moe_layer_offset", "moe_every_n_layer"):
             config.ignore(key, because="moe_layers_enum or mlp_layer_types names the sparse layers")
         for key in ("mtp_layer_types", "mtp_mlp_layer_types", "mtp_per_layer_config"):
-            config.ignore(key, because="it is about layers that predict later tokens, which are not loaded")
+            config.ignore(key, because="layers that predict later tokens are read as published files describe them")
         config.ignore("intermediate_size", because="sparse layers do not have it")
         config.ignore("moe_intermediate_size", because="dense layers do not have it")
         config.ignore("sliding_window", because="layers that see everything do not have it")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        num_prediction_layers = scope.config.get("num_nextn_predict_layers", 0)
-        return DecoderOptions(norm=_norm(scope), num_prediction_layers=num_prediction_layers)
+        return DecoderOptions(
+            norm=_norm(scope),
+            num_prediction_layers=scope.config.get("num_nextn_predict_layers", 0),
+            prediction=_prediction(scope.config, cls.decoder_name),
+        )
 
 
 class Step3p7ForConditionalGeneration(TextPart, Step3p5ForCausalLM):
@@ -108,6 +112,33 @@ class Step3p7ForConditionalGeneration(TextPart, Step3p5ForCausalLM):
     other_parts = ("vision_model", "vit_large_projector", "model.vision_model", "model.vit_large_projector")
     other_keys = (
         *("vision_config", "projector_bias", "understand_projector_stride", "image_token_len", "patch_token_len"),
+    )
+
+
+def _prediction(config: HFConfig, decoder_name: str) -> tuple[PredictionNames, ...]:
+    """The layers that predict later tokens, of which the lists of published files have the last entries.
+
+    As in SGLang's and vLLM's `Step3p5MTP`, hidden states are handed on before the final norms; transformers hands them
+    on behind. Their heads, `shared_head.output`, are copies of the model's.
+    """
+    num_layers, number = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) < num_layers + number:
+        return ()  # as transformers writes config.json
+    return tuple(
+        PredictionNames(
+            module=f"{decoder_name}.layers.{index}",
+            embedding_norm="enorm",
+            hidden_norm="hnorm",
+            projection="eh_proj",
+            norm="transformer.shared_head.norm",
+            layer="",
+            shared=("embed_tokens", "transformer.shared_head.output"),
+            layer_index=index,
+            make_norm=_norm,
+            hands_on_normed=False,
+        )
+        for index in range(num_layers, num_layers + number)
     )
 
 
@@ -189,14 +220,14 @@ def _unit(config: HFConfig, key: str, layer_index: int) -> CappedGLU | None:
 
 
 def _is_sparse(scope: LayerScope) -> bool:
-    """By `mlp_layer_types` or, as published, `moe_layers_enum`; without both, of all layers but the first three."""
+    """By `mlp_layer_types` or, as published, `moe_layers_enum`; without both, of the model's from the fourth on."""
     config = scope.config
     if "mlp_layer_types" in config:
         config.ignore("moe_layers_enum", because="mlp_layer_types names each layer's kind")
         return is_sparse_layer(scope, default_first_sparse=3)
     listed = config.get("moe_layers_enum")
     if listed is None:
-        return scope.layer_index >= 3
+        return 3 <= scope.layer_index < config["num_hidden_layers"]
     numbers = listed.split(",") if isinstance(listed, str) else listed
     try:
         return scope.layer_index in {int(number) for number in numbers}

@@ -15,8 +15,11 @@ from tests.support.draft_runs import MAX_MODEL_LEN, NUM_DRAFTS, make_runner, run
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import WholeDrafts
 
-QUICK = (("grouped", 7), ("recurrent", 7), ("eagle3", 7), ("draft_model", 7))
-KINDS = ("grouped", "latent", "indexed", "windows", "recurrent", "eagle3", "draft_model")
+QUICK = (("grouped", 7), ("chain", 7), ("recurrent", 7), ("eagle3", 7), ("draft_model", 7))
+KINDS = (
+    *("grouped", "latent", "indexed", "chain", "short chain", "step chain", "mimo chain", "two layers", "windows"),
+    *("recurrent", "eagle3", "draft_model"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,8 @@ def folders(tmp_path_factory):
     [
         pytest.param(kind, chunk, marks=() if (kind, chunk) in QUICK else pytest.mark.slow)
         for kind in KINDS
-        for chunk in (1, 7, 64)
+        # A chain sees its last tokens in one program: as many as it has layers.
+        for chunk in (3 if "chain" in kind else 1, 7, 64)
     ],
 )
 def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, kind, chunk):
@@ -44,7 +48,11 @@ def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, 
 
 
 @pytest.mark.parametrize(
-    "kind", ["recurrent", *[pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "recurrent"]]
+    "kind",
+    [
+        *("recurrent", "chain"),
+        *[pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k not in ("recurrent", "chain")],
+    ],
 )
 def test_drafts_are_those_of_whole_sequences_after_wrong_ones(folders, kind):
     runner = make_runner(folders[kind], max_num_batched_tokens=16)
@@ -60,11 +68,12 @@ def test_drafts_are_those_of_whole_sequences_after_wrong_ones(folders, kind):
     runner.close()
 
 
-def test_the_layers_caches_count_in_the_size_of_a_block(folders):
-    folder, _ = folders["grouped"]
+@pytest.mark.parametrize(("kind", "num_layers"), [("grouped", 1), ("chain", 3)])
+def test_the_layers_caches_count_in_the_size_of_a_block(folders, kind, num_layers):
+    folder, _ = folders[kind]
     config = VllmConfig(ModelConfig(str(folder), HFConfig.from_folder(folder), max_model_len=MAX_MODEL_LEN))
     with_layer = dataclasses.replace(config, load_config=LoadConfig(prediction_layer=True))
     mesh = make_mesh()
     plans = [plan_kv_caches(construct_abstractly(each), each, mesh, 4 << 20) for each in (config, with_layer)]
     [smaller], [larger] = [plan.bytes_per_block.values() for plan in plans]
-    assert larger * 2 == smaller * 3  # of two layers and one more
+    assert larger * 2 == smaller * (2 + num_layers)  # of two layers and so many more

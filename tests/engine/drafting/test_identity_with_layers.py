@@ -46,10 +46,13 @@ def answers(engine):
 @pytest.mark.parametrize(
     "kind",
     [
-        *("grouped", "recurrent"),
+        *("grouped", "chain", "recurrent"),
         *[
             pytest.param(kind, marks=pytest.mark.slow)
-            for kind in ("latent", "indexed", "windows", "eagle3", "dflash", "draft_model")
+            for kind in (
+                *("latent", "indexed", "short chain", "step chain", "mimo chain", "two layers", "windows"),
+                *("eagle3", "dflash", "draft_model"),
+            )
         ],
     ],
 )
@@ -72,8 +75,9 @@ def test_a_drafter_that_is_the_model_itself_is_always_right(folders):
     check_always_right((target, target))
 
 
-def test_a_layer_that_predicts_as_the_model_does_is_always_right(tmp_path):
-    check_always_right((write_last_token_checkpoint(tmp_path, family("GLM-4.5 MoE", head_dim=32)), None))
+@pytest.mark.parametrize("number", [1, 3])
+def test_layers_that_predict_as_the_model_does_are_always_right(tmp_path, number):
+    check_always_right((write_last_token_checkpoint(tmp_path, family("GLM-4.5 MoE", head_dim=32), number), None))
 
 
 def check_always_right(pair):

@@ -16,7 +16,7 @@ from tests.support.draft_runs import make_runner, write_folders
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import WholeDrafts
 
-KINDS = ("grouped", "recurrent", "latent", "eagle3", "draft_model")
+KINDS = ("grouped", "recurrent", "latent", "chain", "short chain", "step chain", "mimo chain", "eagle3", "draft_model")
 
 
 @pytest.fixture(scope="module")

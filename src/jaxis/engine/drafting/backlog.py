@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from jaxis.engine.execution.dispatched_step import UndraftedStep
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import NO_SLOT, BlockTable, Sequence, SequenceId
 from jaxis.engine.scheduling.state_slots import StateStep
+
+if TYPE_CHECKING:
+    import jax
 
 _NO_STATE = StateStep(*[NO_SLOT] * len(StateStep._fields))
 
@@ -49,10 +52,18 @@ class FollowedSequence:
 
 
 class _KeptRow(NamedTuple):
-    """Where the states of a token are: in this row of what a step has left."""
+    """Where the states of a token are: in this row of what a step has left, or so many rows before that one."""
 
     step: UndraftedStep
     row: int
+    back: int
+
+    def place(self, kind: int) -> tuple[jax.Array, int]:
+        """The array, of hidden states for 0 and then of auxiliary ones, and the row in it."""
+        states = self.step.states[kind]
+        if self.back == 0:
+            return states, self.row
+        return self.step.states_before[kind], (self.back - 1) * len(states) + self.row
 
 
 class UnseenTokens(NamedTuple):
@@ -60,10 +71,12 @@ class UnseenTokens(NamedTuple):
 
     Attributes:
       followed: The sequence.
+      start: The position of the first token.
       rows: Of each token.
     """
 
     followed: FollowedSequence
+    start: int
     rows: list[_KeptRow]
 
     @property
@@ -73,18 +86,27 @@ class UnseenTokens(NamedTuple):
     @property
     def stop(self) -> int:
         """The position after the last of the tokens."""
-        return self.followed.num_seen + len(self.rows)
+        return self.start + len(self.rows)
+
+    def divided(self, num_rows: int) -> tuple[UnseenTokens, UnseenTokens]:
+        """So many of the tokens, and those that follow."""
+        first, others = self.rows[:num_rows], self.rows[num_rows:]
+        return self._replace(rows=first), self._replace(start=self.start + len(first), rows=others)
 
 
 class Backlog:
     """The newest steps, with the states that they left.
 
+    Args:
+      num_seen_again: The last tokens that the layers have seen of a sequence, which they see again with the next ones.
+
     Attributes:
-      steps: Those of which tokens may be unseen, by number.
+      steps: Those of which tokens may be unseen, or seen again, by number.
       followed: The sequences that have run in any step and have not ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_seen_again: int = 0) -> None:
+        self._num_seen_again = num_seen_again
         self.clear()
 
     def clear(self) -> None:
@@ -115,7 +137,7 @@ class Backlog:
             each = self.followed.get(entry.sequence.seq_id)
             if each is not None and each.first_step <= number and not each.is_preempted:
                 num_to_see = each.sequence.num_tokens_with_inflight - 1
-                if each.num_seen < min(entry.start + entry.num_tokens, num_to_see):
+                if each.num_seen - self._num_seen_again < min(entry.start + entry.num_tokens, num_to_see):
                     return False
         return True
 
@@ -127,32 +149,43 @@ class Backlog:
         return ended
 
     def unseen(self, sequences: Iterable[FollowedSequence]) -> list[UnseenTokens]:
-        """All known tokens of these sequences that the layers have not seen and whose states are kept."""
-        followed = {each.sequence.seq_id: each for each in sequences if not each.is_preempted}
-        rows: dict[SequenceId, list[_KeptRow]] = {seq_id: [] for seq_id in followed}
+        """All known tokens of these sequences that the layers have not seen and whose states are kept.
+
+        Before them come those that the layers see again, as far as their states are kept.
+        """
+        found = {
+            each.sequence.seq_id: UnseenTokens(each, max(each.num_seen - self._num_seen_again, 0), [])
+            for each in sequences
+            if not each.is_preempted
+        }
         for number, step in self.steps.items():
             first_row = 0
             for entry in step.output.scheduled:
-                each = followed.get(entry.sequence.seq_id)
-                if each is not None and each.sequence is entry.sequence and number >= each.first_step:
-                    _put(rows[entry.sequence.seq_id], each.num_seen, entry, _KeptRow(step, first_row))
+                each = found.get(entry.sequence.seq_id)
+                if each is not None and each.followed.sequence is entry.sequence and number >= each.followed.first_step:
+                    found[entry.sequence.seq_id] = self._with_rows(each, entry, step, first_row)
                 first_row += entry.num_rows
-        return [
-            UnseenTokens(each, known)
-            for seq_id, each in followed.items()
-            if (known := rows[seq_id][: max(each.num_known - each.num_seen, 0)])
-        ]
+        known = (each.divided(max(each.followed.num_known - each.start, 0))[0] for each in found.values())
+        return [each for each in known if each.stop > each.followed.num_seen]
 
-
-def _put(rows: list[_KeptRow], num_seen: int, entry: ScheduledSequence, first: _KeptRow) -> None:
-    """Adds the rows that a step has left of a sequence to those of its unseen tokens."""
-    start = entry.start + entry.num_tokens - entry.num_rows
-    if start > num_seen + len(rows):
-        return  # some before them are gone
-    # A step may compute again what earlier ones have, as after a wrong draft.
-    del rows[max(start - num_seen, 0) :]
-    skipped = max(num_seen - start, 0)
-    rows.extend(_KeptRow(first.step, first.row + row) for row in range(skipped, entry.num_rows))
+    def _with_rows(
+        self, unseen: UnseenTokens, entry: ScheduledSequence, step: UndraftedStep, first_row: int
+    ) -> UnseenTokens:
+        """Adds the rows that a step has left of a sequence to those of its unseen tokens."""
+        stop = entry.start + entry.num_tokens
+        sampled = stop - entry.num_rows
+        start = max(sampled - self._num_seen_again, entry.start)
+        if start > unseen.stop:
+            if start > unseen.followed.num_seen:
+                return unseen  # some before them are gone
+            unseen = unseen._replace(start=start, rows=[])
+        # A step may compute again what earlier ones have, as after a wrong draft.
+        del unseen.rows[max(start - unseen.start, 0) :]
+        unseen.rows.extend(
+            _KeptRow(step, first_row + max(position - sampled, 0), max(sampled - position, 0))
+            for position in range(max(start, unseen.start), stop)
+        )
+        return unseen
 
 
 def step_over(unseen: list[UnseenTokens]) -> SchedulerOutput:
@@ -161,9 +194,7 @@ def step_over(unseen: list[UnseenTokens]) -> SchedulerOutput:
     for each in unseen:
         sequence = copy.copy(each.followed.sequence)
         sequence.block_tables = each.followed.block_tables
-        entries.append(
-            ScheduledSequence(sequence, each.followed.num_seen, len(each.rows), samples=False, state=_NO_STATE)
-        )
+        entries.append(ScheduledSequence(sequence, each.start, len(each.rows), samples=False, state=_NO_STATE))
     num_decodes = sum(entry.num_tokens == 1 for entry in entries)
     return SchedulerOutput(tuple(entries), num_decodes, ())
 
@@ -172,12 +203,12 @@ def states_of(unseen: list[UnseenTokens], num_padded: int) -> list[np.ndarray]:
     """The states of the tokens of `step_over`, each [num_padded, E]; waits for the steps that they are of."""
     rows = [row for each in unseen for row in each.rows]
     states = []
-    for kind in range(len(rows[0].step.states)):
-        arrays = {id(row.step): np.asarray(row.step.states[kind]) for row in rows}
-        array = next(iter(arrays.values()))
-        joined = np.zeros((num_padded, *array.shape[1:]), array.dtype)
-        for place, row in enumerate(rows):
-            joined[place] = arrays[id(row.step)][row.row]
+    for kind, first in enumerate(rows[0].step.states):
+        places = [row.place(kind) for row in rows]
+        arrays = {id(array): np.asarray(array) for array in {id(array): array for array, _ in places}.values()}
+        joined = np.zeros((num_padded, *first.shape[1:]), first.dtype)
+        for i, (array, row) in enumerate(places):
+            joined[i] = arrays[id(array)][row]
         states.append(joined)
     return states
 
@@ -189,17 +220,18 @@ def in_parts(unseen: list[UnseenTokens], max_tokens: int, max_sequences: int) ->
     """
     part: list[UnseenTokens] = []
     room = max_tokens
-    for followed, rows in unseen:
-        while rows:
+    for tokens in unseen:
+        while tokens.rows:
             if room == 0 or len(part) == max_sequences:
-                yield _single_tokens_first(part)
+                yield single_tokens_first(part)
                 part, room = [], max_tokens
-            part.append(UnseenTokens(followed, rows[:room]))
-            rows = rows[room:]
-            room -= len(part[-1].rows)
+            taken, tokens = tokens.divided(room)
+            part.append(taken)
+            room -= len(taken.rows)
     if part:
-        yield _single_tokens_first(part)
+        yield single_tokens_first(part)
 
 
-def _single_tokens_first(unseen: list[UnseenTokens]) -> list[UnseenTokens]:
+def single_tokens_first(unseen: list[UnseenTokens]) -> list[UnseenTokens]:
+    """In the order in which `step_over` has them."""
     return sorted(unseen, key=lambda tokens: len(tokens.rows) > 1)

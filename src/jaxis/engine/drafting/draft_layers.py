@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as AbstractSequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxis.engine.drafting.backlog import Backlog, FollowedSequence, UnseenTokens, in_parts, states_of, step_over
+from jaxis.engine.drafting.backlog import (
+    Backlog,
+    FollowedSequence,
+    UnseenTokens,
+    in_parts,
+    single_tokens_first,
+    states_of,
+    step_over,
+)
 from jaxis.engine.drafting.drafter import DraftRequest
 from jaxis.engine.execution.dispatched_step import UndraftedStep
 from jaxis.engine.execution.draft_program import DraftedSequence, DraftKey, pack_drafting
@@ -46,7 +55,8 @@ class DraftLayers:
     def __init__(self, runner: Runner, num_drafts: int, extend: Callable[[Sequence, int, int], bool]) -> None:
         self._runner, self._num_drafts, self._extend = runner, num_drafts, extend
         self._limits = runner.vllm_config.scheduler_config
-        self._backlog = Backlog()
+        self._backlog = Backlog(runner.num_seen_again)
+        self._chain_length = 1 + runner.num_seen_again
         self._reads_next_token = bool(_layers_of(runner).reads_next_token)
         self.may_catch_up: Callable[[int], bool] = bool
         self.num_late_tokens = 0
@@ -81,9 +91,11 @@ class DraftLayers:
 
     def programs(self, num_sequences: int, num_tokens: int) -> list[DraftKey]:
         """What is needed to draft for so many sequences, in steps of so many tokens with their drafts."""
-        runner, num_rows = self._runner, self._runner.padded(num_sequences)
-        shapes = {runner.step_shape(num_sequences), runner.step_shape(num_tokens, num_tokens)}
-        return [*(DraftKey(shape, num_rows, self._num_drafts) for shape in shapes), *self._late_programs()]
+        shapes = {self._runner.step_shape(min(num_sequences, self._most_drafting) * self._num_last_rows)}
+        if self._chain_length == 1:
+            shapes.add(self._runner.step_shape(num_tokens, num_tokens))
+        num_drafting = min(num_sequences, self._most_drafting)
+        return [*(self._key(shape, num_drafting) for shape in shapes), *self._late_programs()]
 
     def _see_prompts(self, step: UndraftedStep) -> None:
         """Takes the layers over the newest step, of which more tokens are known than have their states kept."""
@@ -101,12 +113,8 @@ class DraftLayers:
         self, step: UndraftedStep, drafted: AbstractSequence[DraftedSequence] = (), length: int | None = None
     ) -> jax.Array:
         """Takes the layers over the step that was dispatched last; returns the drafts behind it."""
-        key = self._key(step.shape, drafted)
-        token_ids = [
-            token_id
-            for entry in step.output.scheduled
-            for token_id in self._read_ids(entry.sequence, entry.start, entry.num_tokens)
-        ]
+        key = self._key(step.shape, len(drafted))
+        token_ids = self._read_ids(step.output.scheduled, step.shape)
         return self._runner.executor.draft(key, step.packed, pack_drafting(key, token_ids, drafted, length))
 
     def _catch_up(self, unseen: Iterable[UnseenTokens], *, is_due: bool = False) -> None:
@@ -124,7 +132,7 @@ class DraftLayers:
             self._see_late(part, self._late_shape(sum(len(each.rows) for each in part)))
 
     def _late_programs(self) -> list[DraftKey]:
-        return [DraftKey(shape, 0, 0) for shape in {self._late_shape(size) for size in _LATE_SIZES}]
+        return [self._key(shape, 0) for shape in {self._late_shape(size) for size in _LATE_SIZES}]
 
     def _see_late(
         self,
@@ -134,18 +142,14 @@ class DraftLayers:
         length: int | None = None,
     ) -> jax.Array:
         """Takes the layers over these tokens of earlier steps; returns the drafts behind them."""
-        key = self._key(shape, drafted)
-        token_ids = [
-            token_id
-            for each in part
-            for token_id in self._read_ids(each.followed.sequence, each.followed.num_seen, len(each.rows))
-        ]
-        packed_step = pack_step(step_over(part), shape, {})
-        packed = pack_drafting(key, token_ids, drafted, length)
-        drafts = self._runner.executor.draft(key, packed_step, packed, states_of(part, shape.num_tokens))
+        key = self._key(shape, len(drafted))
+        output = step_over(part)
+        packed = pack_drafting(key, self._read_ids(output.scheduled, shape), drafted, length)
+        states = states_of(part, shape.num_tokens)
+        drafts = self._runner.executor.draft(key, pack_step(output, shape, {}), packed, states)
         for each in part:
-            each.followed.num_seen = each.stop
-        self.num_late_tokens += len(token_ids)
+            each.followed.num_seen = max(each.followed.num_seen, each.stop)
+        self.num_late_tokens += output.num_tokens
         return drafts
 
     def _draft(self, requests: Iterable[DraftRequest], newest: UndraftedStep | None) -> dict[SequenceId, list[int]]:
@@ -157,32 +161,54 @@ class DraftLayers:
             if sequence.seq_id in backlog.followed and self._has_room(sequence)
         }
         length = max(lengths.values(), default=1)
-        if newest is not None and len(backlog.steps) == 1 and self._is_all_unseen(newest):
+        is_at_once = newest is not None and self._is_all_unseen(newest)
+        if newest is not None and is_at_once and len(backlog.steps) == self._chain_length == 1:
             drafted = self._drafted_in(newest, lengths)
             drafts = np.asarray(self._see_step(newest, list(drafted.values()), length))
             for _, each in self._followed_entries(newest):
                 each.num_seen = each.num_known
             backlog.steps.clear()
             return _by_sequence(drafted, drafts, length)
-        unseen = backlog.unseen(backlog.followed.values())
-        # Drafts follow from a sequence's last known token, so those before it are to be seen first.
+        num_late_tokens = self.num_late_tokens
+        # Drafts follow from a sequence's last known tokens, so those before them are to be seen first.
         earlier, last = [], []
-        for each in unseen:
+        for each in backlog.unseen(backlog.followed.values()):
             if each.seq_id in lengths and each.stop == each.followed.num_known:
-                last.append(each._replace(rows=each.rows[-1:]))
-                each = each._replace(rows=each.rows[:-1])
+                each, its_last = each.divided(max(len(each.rows) - self._num_last_rows, 0))
+                last.append(its_last)
             earlier.append(each)
         self._catch_up(earlier, is_due=True)
         found: dict[SequenceId, list[int]] = {}
-        if last:
-            drafted = {
-                each.seq_id: self._drafted_sequence(each.followed.sequence, row) for row, each in enumerate(last)
-            }
-            shape = self._runner.step_shape(len(last))
-            drafts = np.asarray(self._see_late(last, shape, list(drafted.values()), length))
-            found = _by_sequence(drafted, drafts, length)
+        for begin in range(0, len(last), self._most_drafting):
+            found |= self._draft_behind(last[begin : begin + self._most_drafting], length)
+        if is_at_once:
+            self.num_late_tokens = num_late_tokens  # seen again, but no later than they could be
         backlog.drop_seen()
         return found
+
+    @property
+    def _num_last_rows(self) -> int:
+        """The last tokens of a sequence that one program sees and drafts behind: of a chain, those of two steps."""
+        if self._chain_length == 1:
+            return 1
+        return min(self._chain_length + self._num_drafts, self._limits.max_num_batched_tokens)
+
+    @property
+    def _most_drafting(self) -> int:
+        """Most sequences that one program drafts for from such tokens."""
+        return max(1, self._limits.max_num_batched_tokens // self._num_last_rows)
+
+    def _draft_behind(self, last: list[UnseenTokens], length: int) -> dict[SequenceId, list[int]]:
+        """Takes the layers over these tokens, the last ones that are known, and drafts what follows each sequence."""
+        last = single_tokens_first(last)
+        rows = itertools.accumulate(len(each.rows) for each in last)
+        drafted = {
+            each.seq_id: self._drafted_sequence(each.followed.sequence, row - 1)
+            for each, row in zip(last, rows, strict=True)
+        }
+        shape = self._runner.step_shape(len(last) * self._num_last_rows)
+        drafts = np.asarray(self._see_late(last, shape, list(drafted.values()), length))
+        return _by_sequence(drafted, drafts, length)
 
     def _is_all_unseen(self, step: UndraftedStep) -> bool:
         """Whether the layers have seen just what came before the newest step, of which all tokens are known."""
@@ -211,17 +237,23 @@ class DraftLayers:
         followed = self._backlog.followed
         return [(entry, each) for entry in step.output.scheduled if (each := followed.get(entry.sequence.seq_id))]
 
-    def _read_ids(self, sequence: Sequence, start: int, num_tokens: int) -> list[int]:
-        """What the layers read in the rows of these tokens; 0 where it is not known."""
-        first = start + self._reads_next_token
-        # What follows a wrong draft is not known; what is computed there is overwritten.
-        known = sequence.token_ids(first, min(first + num_tokens, sequence.num_tokens))
-        return known + [0] * (num_tokens - len(known))
+    def _read_ids(self, entries: Iterable[ScheduledSequence], shape: StepShape) -> list[int]:
+        """What the layers read in the rows of a step; 0 where it is not known. Of a chain, T for each layer."""
+        token_ids = []
+        for layer in range(self._chain_length):
+            begin = len(token_ids)
+            for entry in entries:
+                first, sequence = entry.start + self._reads_next_token + layer, entry.sequence
+                # What follows a wrong draft is not known; what is computed there is overwritten.
+                known = sequence.token_ids(first, min(first + entry.num_tokens, sequence.num_tokens))
+                token_ids += known + [0] * (entry.num_tokens - len(known))
+            token_ids += [0] * (begin + shape.num_tokens - len(token_ids))
+        return token_ids
 
-    def _key(self, shape: StepShape, drafted: AbstractSequence[DraftedSequence]) -> DraftKey:
-        if not drafted:
-            return DraftKey(shape, 0, 0)
-        return DraftKey(shape, self._runner.padded(len(drafted)), self._num_drafts)
+    def _key(self, shape: StepShape, num_drafting: int) -> DraftKey:
+        if num_drafting == 0:
+            return DraftKey(shape, 0, 0, self._chain_length)
+        return DraftKey(shape, self._runner.padded(num_drafting), self._num_drafts, self._chain_length)
 
     def _late_shape(self, num_tokens: int) -> StepShape:
         size = next(size for size in _LATE_SIZES if num_tokens <= size)

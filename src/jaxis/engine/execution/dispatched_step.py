@@ -97,9 +97,12 @@ class UndraftedStep(NamedTuple):
       shape: What it was padded to.
       packed: What the model was called with.
       states: What the layers take of the rows that are sampled from; see `Executor.sampled_states`.
+      states_before: For a chain of L layers, the same of the L - 1 rows before each of these S, each [(L - 1) * S, E]:
+        first of those one row before. Else empty, as after a step of one row.
     """
 
     output: SchedulerOutput
     shape: StepShape
     packed: np.ndarray
     states: list[jax.Array]
+    states_before: list[jax.Array]

@@ -34,17 +34,19 @@ class DraftKey:
       shape: Of the step.
       num_rows: N, at least as many as sequences that draft; 0 if none does.
       num_drafts: Most tokens to draft for each of them.
+      num_layers: Layers of a chain (`DraftsByChain`), each of which reads other tokens in the step's rows.
     """
 
     shape: StepShape
     num_rows: int
     num_drafts: int
+    num_layers: int = 1
 
     @functools.cached_property
     def fields(self) -> dict[str, slice]:
         """Where each field of a `Drafting` lies in the packed vector."""
         sizes = {
-            "token_ids": self.shape.num_tokens,
+            "token_ids": self.num_layers * self.shape.num_tokens,
             "num_sequences": 1,
             "length": 1,
             "rows": self.num_rows,
@@ -90,7 +92,7 @@ def pack_drafting(
 
     Args:
       key: The program.
-      token_ids: What the draft layers read in the step's rows.
+      token_ids: What the draft layers read in the step's rows; of a chain, T for each layer.
       sequences: At most N.
       length: Tokens to draft for each of them, at least 1; None: all. What the program returns for those behind them
         means nothing.
@@ -152,7 +154,7 @@ def draft(
         # Of logits that are not finite, the index is meaningless.
         return jnp.clip(layers.token_ids(indices), 0, vocab_size - 1)
 
-    metadata = functools.partial(_one_token_each, key, fields)
+    metadata = functools.partial(one_token_each, key, fields)
     states = states[fields["rows"]]
     if layers.reads_next_token:
         first_position = fields["positions"]
@@ -171,7 +173,7 @@ def draft(
     return caches, drafts.T
 
 
-def _one_token_each(key: DraftKey, fields: dict[str, jax.Array], positions: jax.Array) -> AttentionMetadata:
+def one_token_each(key: DraftKey, fields: dict[str, jax.Array], positions: jax.Array) -> AttentionMetadata:
     """A step of one token of each sequence that drafts, at these positions i32 [N]."""
     number, num_spans = fields["num_sequences"][0], len(key.shape.spans)
     tables = tuple(fields[f"block_tables_{i}"].reshape(key.num_rows, -1) for i in range(num_spans))

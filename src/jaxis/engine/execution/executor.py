@@ -54,6 +54,7 @@ class Executor:
       ranks: The data ranks of the mesh.
       is_native: Whether programs call native kernels.
       num_draft_caches: Caches of the layers that draft tokens; 0 without.
+      states_before: See `UndraftedStep`.
       stage: What of the model it is.
       caches: The layers'.
       last_tokens: The tokens that the last step sampled, i32 [max R] of each data rank.
@@ -169,7 +170,7 @@ class Executor:
         program = self.programs.get(key)
         self._forget_hidden()  # so that their memory can be theirs again
         own, drafting = self._divided_caches()
-        own, self.hidden, self.rows, (self.aux, self._aux_rows) = program(
+        own, self.hidden, self.rows, (self.aux, self._aux_rows, self.states_before) = program(
             self.arrays.arrays, own, self.last_tokens, self.ranks.place(packed)
         )
         self.caches = [*own, *drafting]
@@ -237,7 +238,7 @@ class Executor:
         self.caches = [*own, *drafting]
         if states:
             self.rows, *self.aux = states
-            self.hidden, self._aux_rows = self.rows, self.aux
+            self.hidden, self._aux_rows, self.states_before = self.rows, self.aux, []
         return sampled
 
     def _divided_caches(self) -> tuple[list[Any], list[Any]]:
@@ -331,6 +332,7 @@ class Executor:
         self.rows: jax.Array | None = None
         self.aux: list[jax.Array] = []
         self._aux_rows: list[jax.Array] = []
+        self.states_before: list[jax.Array] = []
 
     def _forget_last_tokens(self) -> None:
         self._forget_hidden()

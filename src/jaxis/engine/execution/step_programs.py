@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.engine.execution.block_drafts import draft_blocks
+from jaxis.engine.execution.chain_drafts import draft_by_chain, states_before
 from jaxis.engine.execution.compiler_options import compiler_options
 from jaxis.engine.execution.draft_program import DraftKey, draft
 from jaxis.engine.execution.kv_cache import CacheStruct
@@ -25,7 +26,7 @@ from jaxis.engine.execution.step_inputs import StepShape, unpack_step
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.models.common.interfaces import DraftsBlocks, JaxIntermediateTensors
+from jaxis.models.common.interfaces import DraftsBlocks, DraftsByChain, JaxIntermediateTensors
 from jaxis.parallel.mesh import MODEL_AXIS, automatic_axes, logical_sharding
 from jaxis.parallel.stages import WHOLE, Stage
 from jaxis.sampling_params import MAX_LOGPROBS
@@ -153,7 +154,7 @@ class StepPrograms:
     def _lower_forward(self, key: ForwardKey) -> jax.stages.Lowered:
         def forward(
             arrays: list[jax.Array], caches: list[Any], given: jax.Array, packed: jax.Array
-        ) -> tuple[list[Any], jax.Array, jax.Array | None, tuple[list[jax.Array], list[jax.Array]]]:
+        ) -> tuple[list[Any], jax.Array, jax.Array | None, tuple[list[jax.Array], ...]]:
             # All but the first stage take no tokens, in flight or not.
             last_tokens = given if self._stage.is_first else jnp.zeros(self._max_num_seqs, jnp.int32)
             step = unpack_step(packed, key.shape, last_tokens)
@@ -162,7 +163,10 @@ class StepPrograms:
             rows = hidden[step.logits_rows] if self._stage.is_last else None
             if not self._draft_caches:
                 aux = []
-            return caches, hidden, rows, (aux, [each[step.logits_rows] for each in aux])
+            before = []
+            if isinstance(chain := getattr(model, "draft", None), DraftsByChain):
+                before = states_before(step.logits_rows, chain.num_layers, [hidden, *aux])
+            return caches, hidden, rows, (aux, [each[step.logits_rows] for each in aux], before)
 
         ranks = self._ranks
         operands = (
@@ -190,7 +194,8 @@ class StepPrograms:
             model: Any = self._model.merge(arrays)
             if isinstance(model.draft, DraftsBlocks):
                 return draft_blocks(key, model, caches, aux, packed_step, packed)
-            return draft(key, model, caches, hidden, aux, packed_step, packed)
+            program = draft_by_chain if isinstance(model.draft, DraftsByChain) else draft
+            return program(key, model, caches, hidden, aux, packed_step, packed)
 
         num_tokens = key.shape.num_tokens
         decoder = cast(Any, self._model.model).decoder

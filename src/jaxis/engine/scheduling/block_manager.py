@@ -83,6 +83,7 @@ class BlockManager:
         num_state_slots: int | None = None,
         store: BlockStore | None = None,
         events: CacheEventRecorder | None = None,
+        num_seen_again: int = 0,
     ) -> None:
         """Creates the pools; raises ConfigError if a size is not positive.
 
@@ -93,6 +94,8 @@ class BlockManager:
           num_state_slots: Slots for recurrent states; None if no layer has any.
           store: Where evicted blocks go; None: nowhere.
           events: Gets what happens to the registered blocks; None: nobody wants to know.
+          num_seen_again: Tokens before those of a step that layers see again; while there is room, what is in their
+            windows is kept, too.
         """
         if min(num_blocks.values(), default=1) < 1 or block_size < 1:
             sizes = ", ".join(map(str, num_blocks.values()))
@@ -100,7 +103,7 @@ class BlockManager:
         self.spans = tuple(num_blocks)
         if FULL_CONTEXT in self.spans[1:]:
             raise ValueError("layers with full context must be the first group")
-        self._events = events
+        self._events, self._num_seen_again = events, num_seen_again
         has_states = num_state_slots is not None
         self._store, self._moves = store, None
         if store is not None:
@@ -283,7 +286,7 @@ class BlockManager:
         # No table is shorter than the last.
         num_spare = sequence.block_tables[-1].stop - self.num_blocks_for(num_tokens) if sequence.block_tables else -1
         if num_spare > 0:  # made for drafts
-            self._give_back_unseen(sequence, sequence.num_computed_tokens)
+            self._give_back_unseen(sequence, sequence.num_computed_tokens - self._num_seen_again)
         if num_spare >= 0:
             return True  # nearly every decode
         if not sequence.block_tables:
@@ -296,11 +299,13 @@ class BlockManager:
 
     def extend(self, sequence: Sequence, start: int, num_tokens: int) -> bool:
         """As `allocate`, in the midst of a step that computes the sequence's tokens from position `start` on."""
-        self._give_back_unseen(sequence, start)
+        self._give_back_unseen(sequence, start - self._num_seen_again)
         num_blocks = self.num_blocks_for(num_tokens)
         groups = list(zip(self.pools, sequence.block_tables, strict=True))
         if any(num_blocks - table.stop > pool.num_free_blocks for pool, table in groups):
-            return False
+            self._give_back_unseen(sequence, start)
+            if any(num_blocks - table.stop > pool.num_free_blocks for pool, table in groups):
+                return False
         for pool, table in groups:
             table.block_ids.extend(pool.take() for _ in range(num_blocks - table.stop))
         return True
@@ -473,7 +478,7 @@ class BlockManager:
     def _give_back_unseen(self, sequence: Sequence, position: int) -> None:
         """Gives back the blocks that no token from `position` on sees."""
         for group, (pool, table) in enumerate(zip(self.pools, sequence.block_tables, strict=True)):
-            num_unseen = self.search.first_block(group, position) - table.first
+            num_unseen = self.search.first_block(group, max(position, 0)) - table.first
             if num_unseen > 0:
                 pool.give_back(table.block_ids[:num_unseen], out_of_window=True)
                 del table.block_ids[:num_unseen]

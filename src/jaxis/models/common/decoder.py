@@ -33,6 +33,7 @@ from jaxis.layers.state_cache_spec import HasState
 from jaxis.layers.uncached import UncachedKeysAndValues
 from jaxis.loading.headers import reading_only_headers
 from jaxis.models.common.interfaces import JaxIntermediateTensors, LoadableWithIterator
+from jaxis.models.common.prediction_chain import PredictionChain
 from jaxis.models.common.prediction_layers import PredictionLayer, PredictionNames, without_layers
 from jaxis.parallel.mesh import MESH_AXES, automatic_axes
 
@@ -72,8 +73,10 @@ class DecoderOptions:
       num_layers: The number of layers; None means config.json's `num_hidden_layers`.
       num_prediction_layers: Layers that follow the model's own in the checkpoint, and predict later tokens.
       prediction_modules: Beginnings of the names of the checkpoint's other tensors that predict later tokens.
-      prediction: What the first of such layers consists of; None if it cannot be loaded. It is loaded only where it is
-        asked for, and the others never.
+      prediction: What such layers consist of, in their order; none if they cannot be loaded. They are loaded only where
+        they are asked for.
+      chains_states: Of several such layers, whether each reads the hidden states of the one before it; else all read
+        the model's.
     """
 
     norm: Norm | None = None
@@ -87,7 +90,8 @@ class DecoderOptions:
     num_layers: int | None = None
     num_prediction_layers: int = 0
     prediction_modules: tuple[str, ...] = ()
-    prediction: PredictionNames | None = None
+    prediction: tuple[PredictionNames, ...] = ()
+    chains_states: bool = True
 
 
 class DecoderModel(JaxModule):
@@ -311,9 +315,12 @@ class CausalLM(JaxModule, LoadableWithIterator):
         set_child(
             self, self.head_name, None if is_tied else lm_head(scope / self.head_name, use_bias=options.head_bias)
         )
-        self.prediction = options.prediction if vllm_config.load_config.prediction_layer else None
-        if self.prediction is not None:
-            self.draft = PredictionLayer(scope, type(self).layer_class, self.prediction)
+        self.prediction = options.prediction if vllm_config.load_config.prediction_layer else ()
+        if self.prediction:
+            layers = [PredictionLayer(scope, type(self).layer_class, names) for names in self.prediction]
+            self.draft = layers[0] if len(layers) == 1 else PredictionChain(layers, options.chains_states)
+            if not layers[0].hands_on_normed:
+                decoder.aux_hidden_state_layers = (len(decoder.layers),)
         elif vllm_config.load_config.prediction_layer:
             raise ConfigError(
                 f"{scope.config.source} is of a model without layers that predict later tokens, or of one whose layers "
@@ -394,7 +401,9 @@ class CausalLM(JaxModule, LoadableWithIterator):
         name = name_in_file
         for piece, replacement in self.tensor_names.items():
             name = name.replace(piece, replacement)
-        return name if self.prediction is None else self.prediction.parameter_name(name, "draft")
+        for index, names in enumerate(self.prediction):
+            name = names.parameter_name(name, "draft" if len(self.prediction) == 1 else f"draft.layers.{index}")
+        return name
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
         """Drops tensors that some checkpoints have beyond the model's parameters: prediction layers and duplicates.

@@ -76,8 +76,8 @@ class DeepseekCausalLM(CausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         number = scope.config.get("num_nextn_predict_layers", 0)
-        layer = PredictionNames.numbered(cls.decoder_name, scope.config["num_hidden_layers"])
-        return DecoderOptions(num_prediction_layers=number, prediction=layer if number else None)
+        layers = PredictionNames.numbered(cls.decoder_name, scope.config["num_hidden_layers"], number)
+        return DecoderOptions(num_prediction_layers=number, prediction=layers)
 
 
 def latent_attention(

@@ -75,6 +75,40 @@ class DraftsBlocks(Protocol):
         ...
 
 
+@runtime_checkable
+class DraftsByChain(Protocol):
+    """Layers of which each drafts one token, from what the one before it has returned: a `PredictionChain`."""
+
+    @property
+    def num_layers(self) -> int:
+        """L. Layer l reads, in the row of a token, the token l + 1 places after it."""
+        ...
+
+    def first_states(self, hidden_states: jax.Array, aux_hidden_states: Sequence[jax.Array]) -> jax.Array:
+        """What the target's tokens give the first layer: states [T, E]."""
+        ...
+
+    def run_layer(
+        self,
+        index: int,
+        target: DraftTarget,
+        kv_caches: list[Any] | None,
+        next_ids: jax.Array,
+        states: jax.Array,
+        attention_metadata: AttentionMetadata,
+    ) -> tuple[list[Any] | None, jax.Array]:
+        """Runs a layer over a flat batch: the caches of all, and its states [T, E]."""
+        ...
+
+    def layer_input(self, first_states: jax.Array, previous: jax.Array) -> jax.Array:
+        """The states that a layer after the first reads: the first ones, or what the layer before it has returned."""
+        ...
+
+    def layer_logits(self, index: int, target: DraftTarget, states: jax.Array) -> jax.Array:
+        """A layer's states [T, E] -> float32 logits [T, V] of the token after those that it read."""
+        ...
+
+
 class LoadableWithIterator:
     """Gives a model class whose names and shapes match the checkpoint's a `load_weights` by the automatic loader."""
 

@@ -25,7 +25,7 @@ from jaxis.models.common.interfaces import DraftTarget
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionNames:
-    """What a checkpoint calls the parts of its first prediction layer.
+    """What a checkpoint calls the parts of a prediction layer.
 
     Attributes:
       module: The beginning of all the names, without its dot.
@@ -33,9 +33,11 @@ class PredictionNames:
       layer: The decoder layer, below `module`; empty if its own modules are.
       shared: Modules below `module` that are copies of the model's own, which is used instead.
       layer_index: The index of the decoder layer, or of a layer of the model that is of its kind.
+      layer_class: Creates the decoder layer; None: what creates the model's own does.
       make_norm: Creates each norm.
       hidden_first: Whether the projection reads the hidden state before the embedding, not behind it.
-      layer_class: Creates the decoder layer; None: as the model's own are created.
+      hands_on_normed: Whether hidden states are handed on, from the model to the layer and from it to the next one,
+        after a final norm; else before it, and `norm` is a part of the head.
     """
 
     module: str
@@ -46,22 +48,32 @@ class PredictionNames:
     layer: str
     shared: tuple[str, ...] = ()
     layer_index: int
+    layer_class: Callable[[LayerScope], Any] | None = None
     make_norm: Callable[[LayerScope], Norm] = rms_norm
     hidden_first: bool = False
-    layer_class: Callable[[LayerScope], Any] | None = None
+    hands_on_normed: bool = True
 
     @classmethod
-    def numbered(cls, decoder_name: str, num_layers: int) -> PredictionNames:
-        """DeepSeek's names: one more of the decoder's layers, like the last of those, has the other parts within."""
-        return cls(
-            module=f"{decoder_name}.layers.{num_layers}",
-            embedding_norm="enorm",
-            hidden_norm="hnorm",
-            projection="eh_proj",
-            norm="shared_head.norm",
-            layer="",
-            shared=("embed_tokens", "shared_head.head"),
-            layer_index=num_layers - 1,
+    def numbered(cls, decoder_name: str, num_layers: int, number: int) -> tuple[PredictionNames, ...]:
+        """DeepSeek's names: layers behind the decoder's own, each like the last of those, have the other parts within.
+
+        Args:
+          decoder_name: The dotted name of the decoder.
+          num_layers: Its own layers.
+          number: Of prediction layers.
+        """
+        return tuple(
+            cls(
+                module=f"{decoder_name}.layers.{index}",
+                embedding_norm="enorm",
+                hidden_norm="hnorm",
+                projection="eh_proj",
+                norm="shared_head.norm",
+                layer="",
+                shared=("embed_tokens", "shared_head.head"),
+                layer_index=num_layers - 1,
+            )
+            for index in range(num_layers, num_layers + number)
         )
 
     @classmethod
@@ -99,13 +111,13 @@ class PredictionLayer(JaxModule):
     `h = norm(layer(projection([embedding_norm(e), hidden_norm(h)])))`
     `logits = head(h)`
 
-    In some families the projection reads the two in the other order. Embeddings and head are the model's own. The next
-    prediction takes this h. A checkpoint with several such layers means each for one prediction; here the first makes
-    all.
+    In some families the projection reads the two in the other order, or h is handed on before its norm. Embeddings and
+    head are the model's own. Where this is the only such layer, it makes all predictions, and each takes the h of the
+    one before; of several, each makes one (`PredictionChain`).
 
     Args:
       scope: The model's scope.
-      layer_class: Creates the decoder layer, unless `names` does.
+      layer_class: Creates the model's own decoder layers.
       names: Where the checkpoint has the parts.
 
     Attributes:
@@ -124,11 +136,11 @@ class PredictionLayer(JaxModule):
         self.layer = layer_class(scope / names.layer if names.layer else scope)
         self.norm = names.make_norm(scope)
         self.hidden_first = names.hidden_first
+        self.hands_on_normed = names.hands_on_normed
 
     def first_states(self, hidden_states: jax.Array, aux_hidden_states: Sequence[jax.Array]) -> jax.Array:
         """What the model's tokens give the layer: their hidden states, [T, E]."""
-        del aux_hidden_states
-        return hidden_states
+        return hidden_states if self.hands_on_normed else aux_hidden_states[0]
 
     def __call__(
         self,
@@ -156,11 +168,11 @@ class PredictionLayer(JaxModule):
         cache, x = self.layer(cache, self.projection(x), attention_metadata)
         if kv_caches is not None:
             kv_caches = [cache] if len(kv_caches) == 1 else list(cache)
-        return kv_caches, self.norm(x)
+        return kv_caches, self.norm(x) if self.hands_on_normed else x
 
     def compute_logits(self, target: DraftTarget, states: jax.Array) -> jax.Array:
         """States [T, E] -> float32 logits [T, V] of the token after `next_ids`."""
-        return target.compute_logits(states)
+        return target.compute_logits(states if self.hands_on_normed else self.norm(states))
 
     def token_ids(self, indices: jax.Array) -> jax.Array:
         """Indices into the logits -> token ids of the model, which are the same."""

@@ -78,11 +78,11 @@ class QwenHybridCausalLM(CausalLM):
         return DecoderOptions(norm=_norm(scope), prediction_modules=("mtp.",), prediction=_prediction(scope.config))
 
 
-def _prediction(config: HFConfig) -> PredictionNames | None:
+def _prediction(config: HFConfig) -> tuple[PredictionNames, ...]:
     """The layer that predicts later tokens is like the model's own with full attention."""
     layers = range(config["num_hidden_layers"])
     full = next((i for i in layers if _kind_of_layer(config, i) == FULL_ATTENTION), None)
-    return None if full is None else PredictionNames.separate(full, make_norm=_norm)
+    return () if full is None else (PredictionNames.separate(full, make_norm=_norm),)
 
 
 def qwen_hybrid_moe(scope: LayerScope, *, renormalize: bool, stack_layout: StackLayout | None) -> SparseMoE:
