@@ -43,7 +43,7 @@ class IdleDevices:
     """
 
     is_native = False
-    num_draft_caches = 0
+    num_draft_caches = num_seen_again = 0
     num_stages = 1
 
     def __init__(self, num_ranks: int, num_blocks: int, max_model_len: int) -> None:

@@ -97,7 +97,7 @@ def run(
     """
     limits = runner.vllm_config.scheduler_config
     block_size = runner.vllm_config.cache_config.block_size
-    again = runner.num_seen_again
+    again = runner.executor.num_seen_again
     blocks = BlockManager(runner.num_blocks, block_size, True, runner.num_state_slots, num_seen_again=again)
     scheduler = Scheduler(
         blocks,

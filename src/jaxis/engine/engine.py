@@ -361,7 +361,7 @@ class LLMEngine:
                 self.runner.num_state_slots,
                 None if self.stored is None else self.stored.store,
                 events,
-                self.runner.num_seen_again,
+                self.runner.executor.num_seen_again,
             ),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,

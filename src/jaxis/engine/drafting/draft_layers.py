@@ -55,8 +55,8 @@ class DraftLayers:
     def __init__(self, runner: Runner, num_drafts: int, extend: Callable[[Sequence, int, int], bool]) -> None:
         self._runner, self._num_drafts, self._extend = runner, num_drafts, extend
         self._limits = runner.vllm_config.scheduler_config
-        self._backlog = Backlog(runner.num_seen_again)
-        self._chain_length = 1 + runner.num_seen_again
+        self._backlog = Backlog(runner.executor.num_seen_again)
+        self._chain_length = 1 + runner.executor.num_seen_again
         self._reads_next_token = bool(_layers_of(runner).reads_next_token)
         self.may_catch_up: Callable[[int], bool] = bool
         self.num_late_tokens = 0

@@ -34,6 +34,7 @@ from jaxis.engine.execution.step_programs import (
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.errors import EngineError
 from jaxis.kernels import native
+from jaxis.models.common.interfaces import DraftsByChain
 from jaxis.parallel.stages import WHOLE, Stage
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Executor:
       ranks: The data ranks of the mesh.
       is_native: Whether programs call native kernels.
       num_draft_caches: Caches of the layers that draft tokens; 0 without.
+      num_seen_again: Newest tokens that the layers of a chain see again when the next ones are known; 0 for others.
       states_before: See `UndraftedStep`.
       stage: What of the model it is.
       caches: The layers'.
@@ -91,6 +93,8 @@ class Executor:
         # On CPU, the host reads the device's memory.
         self._is_on_host = mesh.devices.flat[0].platform == "cpu"
         self.num_draft_caches = num_draft_caches(model)
+        draft = getattr(model, "draft", None)
+        self.num_seen_again = draft.num_layers - 1 if isinstance(draft, DraftsByChain) else 0
         self.caches = make_kv_caches(plan.structs)
         with jax.set_mesh(mesh):
             self.arrays = ModelArrays(model, hidden_state_struct(vllm_config, mesh), has_head=stage.is_last)

@@ -38,7 +38,6 @@ from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import SequenceId
-from jaxis.models.common.interfaces import DraftsByChain
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -107,12 +106,6 @@ class Runner:
     def models(self) -> list[JaxModule]:
         """The model of each pipeline stage that this host has."""
         return [stage.arrays.model for stage in self.executor.stages]
-
-    @property
-    def num_seen_again(self) -> int:
-        """Newest tokens that the layers of a chain see again when the next ones are known; 0 for other layers."""
-        layers = getattr(self.model, "draft", None)
-        return layers.num_layers - 1 if isinstance(layers, DraftsByChain) else 0
 
     @property
     def weight_bytes(self) -> int:
