@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jaxis.config import LoadConfig, ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
+from jaxis.errors import CheckpointError
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from tests.support.parity import prompt
@@ -39,3 +41,13 @@ def test_drafts_are_those_of_transformers(tmp_path, name):
         np.testing.assert_allclose(
             logits, expected_logits, rtol=0, atol=TOLERANCES[name] * np.abs(expected_logits).max()
         )
+
+
+def test_files_without_the_layers_are_refused_by_what_they_lack(tmp_path):
+    folder, _ = write_prediction_checkpoint(tmp_path, family("GLM-4.5 MoE"))
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("model.layers.2.")}
+    assert len(kept) < len(tensors)
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"draft\.embedding_norm.* layers that predict later tokens: give files"):
+        load(folder)

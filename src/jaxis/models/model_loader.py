@@ -215,7 +215,12 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
     missing = unfilled_parameters(model)
     if missing:
         shown = ", ".join(missing[:MAX_NAMES_SHOWN]) + (", ..." if len(missing) > MAX_NAMES_SHOWN else "")
-        raise CheckpointError(f"{folder}: {len(missing)} of the model's parameters are not in the checkpoint: {shown}")
+        hint = ""
+        if all(name.startswith("draft.") for name in missing):
+            hint = "; these are of layers that predict later tokens: give files with them, or draft with method ngram"
+        raise CheckpointError(
+            f"{folder}: {len(missing)} of the model's parameters are not in the checkpoint: {shown}{hint}"
+        )
 
 
 def _tensors(
