@@ -30,6 +30,7 @@ from jaxis.layers.module import (
 from jaxis.layers.partial_weight import missing_tensors
 from jaxis.layers.weight_loader import LoadsWeights, place_array
 from jaxis.loading.open_checkpoint import OpenCheckpoint, open_checkpoint
+from jaxis.models.common.interfaces import DRAFT_PREFIX
 from jaxis.models.common.stage_model import cut_to_stage
 from jaxis.models.registry import model_class_of
 from jaxis.parallel.experts import check_experts
@@ -216,7 +217,7 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
     if missing:
         shown = ", ".join(missing[:MAX_NAMES_SHOWN]) + (", ..." if len(missing) > MAX_NAMES_SHOWN else "")
         hint = ""
-        if all(name.startswith("draft.") for name in missing):
+        if all(name.startswith(DRAFT_PREFIX) for name in missing):
             hint = "; these are of layers that predict later tokens: give files with them, or draft with method ngram"
         raise CheckpointError(
             f"{folder}: {len(missing)} of the model's parameters are not in the checkpoint: {shown}{hint}"

@@ -5,6 +5,7 @@ Published config.json files and those that transformers writes have different ke
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import ClassVar
 
@@ -126,19 +127,15 @@ def _prediction(config: HFConfig, decoder_name: str) -> tuple[PredictionNames, .
     if isinstance(kinds, list) and len(kinds) < num_layers + number:
         return ()  # as transformers writes config.json
     return tuple(
-        PredictionNames(
-            module=f"{decoder_name}.layers.{index}",
-            embedding_norm="enorm",
-            hidden_norm="hnorm",
-            projection="eh_proj",
+        dataclasses.replace(
+            names,
             norm="transformer.shared_head.norm",
-            layer="",
             shared=("embed_tokens", "transformer.shared_head.output"),
             layer_index=index,
             make_norm=_norm,
             hands_on_normed=False,
         )
-        for index in range(num_layers, num_layers + number)
+        for index, names in enumerate(PredictionNames.numbered(decoder_name, num_layers, number), start=num_layers)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as AbstractSequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from jaxis.engine.execution.runner import Runner
 from jaxis.engine.execution.step_inputs import StepShape, pack_step
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
+from jaxis.models.common.interfaces import draft_of
 
 if TYPE_CHECKING:
     import jax
@@ -57,7 +58,7 @@ class DraftLayers:
         self._limits = runner.vllm_config.scheduler_config
         self._backlog = Backlog(runner.executor.num_seen_again)
         self._chain_length = 1 + runner.executor.num_seen_again
-        self._reads_next_token = bool(_layers_of(runner).reads_next_token)
+        self._reads_next_token = bool(draft_of(runner.model).reads_next_token)
         self.may_catch_up: Callable[[int], bool] = bool
         self.num_late_tokens = 0
 
@@ -273,7 +274,3 @@ def _reads_prompt(entry: ScheduledSequence) -> bool:
 
 def _by_sequence(drafted: Iterable[SequenceId], drafts: np.ndarray, length: int) -> dict[SequenceId, list[int]]:
     return dict(zip(drafted, drafts[:, :length].tolist(), strict=False))
-
-
-def _layers_of(runner: Runner) -> Any:
-    return getattr(runner.model, "draft", None)

@@ -17,7 +17,7 @@ from jaxis.engine.drafting.suffix import SuffixDrafter
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.scheduling.sequence import Sequence
 from jaxis.kernels.ragged_paged_attention.cpu import CACHE_AXES
-from jaxis.models.common.interfaces import DraftsBlocks
+from jaxis.models.common.interfaces import DraftsBlocks, draft_of
 
 # What compiling the programs of a size of step takes, about.
 COMPILE_SECONDS = 1.0
@@ -85,7 +85,7 @@ def _layer_speculation(
     config: SpeculativeConfig, runner: Runner, extend_blocks: Callable[[Sequence, int, int], bool]
 ) -> LayerSpeculation:
     max_drafts = config.num_speculative_tokens
-    draft = getattr(runner.model, "draft", None)
+    draft = draft_of(runner.model)
     if isinstance(draft, DraftsBlocks):
         max_drafts = min(max_drafts, draft.block_size - 1)
     drafter = DraftLayers(runner, max_drafts, extend_blocks)

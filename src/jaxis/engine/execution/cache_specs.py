@@ -8,14 +8,11 @@ from jaxis.errors import ConfigError
 from jaxis.layers.kv_cache_spec import CacheSpec, HasCache, KVCacheSpec
 from jaxis.layers.module import named_modules
 from jaxis.layers.state_cache_spec import HasState, StateCacheSpec
+from jaxis.models.common.interfaces import DRAFT_PREFIX, draft_of
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.layers.module import JaxModule
-
-
-# Of the names of what drafts tokens for a model.
-_DRAFT_PREFIX = "draft."
 
 
 def cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec | StateCacheSpec]:
@@ -35,7 +32,7 @@ def cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec | S
 def own_cache_specs(model: JaxModule) -> list[CacheSpec | StateCacheSpec]:
     """One spec for each of jaxis's modules that cache, in their order; those of layers that draft tokens come last."""
     specs: list[CacheSpec | StateCacheSpec] = []
-    for _, module in sorted(named_modules(model), key=lambda named: named[0].startswith(_DRAFT_PREFIX)):
+    for _, module in sorted(named_modules(model), key=lambda named: named[0].startswith(DRAFT_PREFIX)):
         if isinstance(module, HasCache):
             specs.append(module.kv_cache_spec)
         elif isinstance(module, HasState):
@@ -49,7 +46,7 @@ def num_draft_caches(model: JaxModule) -> int:
     Raises:
       ConfigError: Some of them have a recurrent state, which nobody rolls back when their drafts are wrong.
     """
-    layers = getattr(model, "draft", None)
+    layers = draft_of(model)
     if layers is None:
         return 0
     modules = [module for _, module in named_modules(layers)]

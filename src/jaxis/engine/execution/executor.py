@@ -34,7 +34,7 @@ from jaxis.engine.execution.step_programs import (
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.errors import EngineError
 from jaxis.kernels import native
-from jaxis.models.common.interfaces import DraftsByChain
+from jaxis.models.common.interfaces import DraftsByChain, draft_of
 from jaxis.parallel.stages import WHOLE, Stage
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Executor:
         # On CPU, the host reads the device's memory.
         self._is_on_host = mesh.devices.flat[0].platform == "cpu"
         self.num_draft_caches = num_draft_caches(model)
-        draft = getattr(model, "draft", None)
+        draft = draft_of(model)
         self.num_seen_again = draft.num_layers - 1 if isinstance(draft, DraftsByChain) else 0
         self.caches = make_kv_caches(plan.structs)
         with jax.set_mesh(mesh):

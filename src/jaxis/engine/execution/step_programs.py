@@ -26,7 +26,7 @@ from jaxis.engine.execution.step_inputs import StepShape, unpack_step
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.models.common.interfaces import DraftsBlocks, DraftsByChain, JaxIntermediateTensors
+from jaxis.models.common.interfaces import DraftsBlocks, DraftsByChain, JaxIntermediateTensors, draft_of
 from jaxis.parallel.mesh import MODEL_AXIS, automatic_axes, logical_sharding
 from jaxis.parallel.stages import WHOLE, Stage
 from jaxis.sampling_params import MAX_LOGPROBS
@@ -164,7 +164,7 @@ class StepPrograms:
             if not self._draft_caches:
                 aux = []
             before = []
-            if isinstance(chain := getattr(model, "draft", None), DraftsByChain):
+            if isinstance(chain := draft_of(model), DraftsByChain):
                 before = states_before(step.logits_rows, chain.num_layers, [hidden, *aux])
             return caches, hidden, rows, (aux, [each[step.logits_rows] for each in aux], before)
 

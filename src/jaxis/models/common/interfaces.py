@@ -75,6 +75,15 @@ class DraftsBlocks(Protocol):
         ...
 
 
+DRAFT_PREFIX = "draft."
+"""How the names of the parts of a model begin that `draft_of` returns."""
+
+
+def draft_of(model: Any) -> Any:
+    """What drafts tokens for a model on its devices: layers, a head or another model, a module of it; None without."""
+    return getattr(model, "draft", None)
+
+
 @runtime_checkable
 class DraftsByChain(Protocol):
     """Layers of which each drafts one token, from what the one before it has returned: a `PredictionChain`."""
