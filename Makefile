@@ -12,7 +12,8 @@ PYTEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 4 ? 4 
 BUILT_FROM := pyproject.toml $(shell find native/CMakeLists.txt native/src -type f)
 # What test-native looks for errors with: nothing, address,undefined (memory, undefined behaviour) or thread (data races).
 SANITIZE ?=
-NATIVE_TESTS := build/native-tests$(if $(SANITIZE),-$(SANITIZE))
+# Without, they are linked with the kernels that the installation compiled, in its own folder.
+NATIVE_TESTS := build/native$(if $(SANITIZE),-$(SANITIZE))
 COMPILER := $(shell command -v $(CXX) || command -v c++ || command -v clang++)
 
 # The GPUs to compile for: a process can compile for one kind only.
@@ -56,7 +57,7 @@ test: lint $(if $(COMPILER),test-native)
 
 test-native: $(VENV)/.installed
 	$(VENV)/bin/cmake -S native -B $(NATIVE_TESTS) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
-		-DJAXIS_FFI=OFF -DJAXIS_TESTS=ON -DJAXIS_SANITIZE=$(SANITIZE)
+		-DJAXIS_FFI=$(if $(SANITIZE),OFF,ON) -DJAXIS_TESTS=ON -DJAXIS_SANITIZE=$(SANITIZE)
 	$(VENV)/bin/cmake --build $(NATIVE_TESTS)
 	$(VENV)/bin/ctest --test-dir $(NATIVE_TESTS) --output-on-failure
 

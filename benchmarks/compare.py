@@ -37,7 +37,7 @@ from engines import BASELINE, DEFAULT_ENGINES, DEFAULT_GGUF_ENGINES, ENGINES, En
 from estimate import estimate_seconds
 from jaxis.bench.cost import PrefillCost, prefill_cost
 from jaxis.bench.limits import Limits, measure_limits
-from jaxis.bench.process import describe_machine
+from jaxis.bench.session import describe_machine
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.errors import JaxisError
 from jaxis.host.machine import usable_cores

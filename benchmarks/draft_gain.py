@@ -27,24 +27,22 @@ from tokenizers import Tokenizer
 from draft_pair.reference import reference_drafter
 from draft_pair.text import read_text, tokenize
 from jaxis import LLM, SamplingParams
+from jaxis.engine.drafting.chooser import DraftChooser, Guessed
 from jaxis.engine.drafting.draft_counts import DraftCounts
-from jaxis.engine.drafting.draft_length import DraftPlace
-from jaxis.engine.drafting.drafter import DraftRequest
-from jaxis.engine.drafting.layer_lengths import LayerLengths
-from jaxis.engine.drafting.layer_speculation import LayerSpeculation
+from jaxis.engine.drafting.speculation import DraftRequest, Speculation
 
 NUM_COMPARED = 48  # drafts, of each method, with the reference's
 
 
-class AllDrafts(LayerLengths):
+class AllDrafts(DraftChooser):
     """As many drafts as may be, whatever they cost."""
 
     def __init__(self) -> None:
-        super().__init__(int, lambda *_: True, 1 << 20, int)
+        super().__init__(int, lambda *_: True, 1 << 20)
 
-    def choose(self, places: Sequence[DraftPlace], num_running: int) -> list[int]:
+    def choose(self, sequences: Sequence[Guessed], num_running: int) -> list[int]:
         del num_running
-        return [place.max_drafts for place in places]
+        return [each.max_drafts for each in sequences]
 
 
 def main() -> None:
@@ -101,10 +99,10 @@ def compare(
         temperature=temperature, seed=1, max_tokens=options.output_len, ignore_eos=True, detokenize=False
     )
     speculation = llm.engine.speculation
-    assert isinstance(speculation, LayerSpeculation)
-    chosen = speculation.lengths
+    assert isinstance(speculation, Speculation)
+    chosen = speculation.chooser
     always = AllDrafts()
-    speculation.lengths, speculation.counts = always, DraftCounts()
+    speculation.chooser, speculation.counts = always, DraftCounts()
     scored = SamplingParams(temperature=temperature, seed=1, max_tokens=options.output_len, ignore_eos=True, logprobs=2)
     same = "equal answers" if answers(plain, prompts, scored) == answers(llm, prompts, scored) else "ANSWERS DIFFER"
     counts = speculation.counts
@@ -112,11 +110,11 @@ def compare(
     rates: dict[str, list[float]] = {"plain": [], "always": [], "chosen": []}
     for turn in range(options.repeats + 1):
         for name, each in rates.items():
-            speculation.lengths = always if name == "always" else chosen
+            speculation.chooser = always if name == "always" else chosen
             rate = tokens_a_second(plain if name == "plain" else llm, prompts, params)
             if turn:  # the first compiles
                 each.append(rate)
-    speculation.lengths = chosen
+    speculation.chooser = chosen
     off, on, adapted = (statistics.median(each) for each in rates.values())
     print(
         f"{method}, k = {num_drafts}, temperature {temperature:g}: right by place {places}; "
@@ -154,7 +152,7 @@ def tokens_a_second(llm: LLM, prompts: list[Any], params: SamplingParams) -> flo
 def compare_with_reference(llm: LLM, method: str, prompts: list[Any], num_drafts: int, options: Any) -> None:
     """Prints how many drafts are those of the reference."""
     speculation = llm.engine.speculation
-    assert isinstance(speculation, LayerSpeculation)
+    assert isinstance(speculation, Speculation)
     propose, found = speculation.drafter.propose, []
 
     def recorded(requests: Sequence[DraftRequest]) -> list[Sequence[int]]:
@@ -166,7 +164,7 @@ def compare_with_reference(llm: LLM, method: str, prompts: list[Any], num_drafts
         return drafts
 
     speculation.drafter.propose = recorded
-    speculation.lengths = AllDrafts()
+    speculation.chooser = AllDrafts()
     llm.generate(prompts[:2], SamplingParams(temperature=0.0, max_tokens=options.output_len, ignore_eos=True))
     reference = reference_drafter(method, options.folder)
     found = found[:: max(1, len(found) // (NUM_COMPARED // num_drafts))]

@@ -5,7 +5,7 @@
     python benchmarks/exact_match.py --quantization int8
 
 A row of the file has `messages`, the `answer` expected word for word, and `tools` where the conversation has any. The
-embedded model on its own held-out questions is the default: what it loses is what a kernel, a cache or a narrower type
+embedded model on its own held-out questions is the default: what it loses is what a kernel, a cache or a smaller type
 costs.
 
 Paths: "whole" asks, without a cache, whether each of the answer's tokens is the most likely one after those before it;

@@ -73,8 +73,8 @@ def write_gguf(checkpoint: Path, file: Path) -> None:
             if tensor.ndim == 1 or "conv1d" in tensor_name:
                 writer.add_tensor(gguf_name, np.squeeze(tensor.astype(np.float32)))
             else:
-                narrow = np.ascontiguousarray(tensor.astype(ml_dtypes.bfloat16)).view(np.uint8)
-                writer.add_tensor(gguf_name, narrow, raw_dtype=gguf.GGMLQuantizationType.BF16)
+                low_precision = np.ascontiguousarray(tensor.astype(ml_dtypes.bfloat16)).view(np.uint8)
+                writer.add_tensor(gguf_name, low_precision, raw_dtype=gguf.GGMLQuantizationType.BF16)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -20,7 +20,8 @@ from jaxis.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from jaxis.config.attention_span import FULL_CONTEXT
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.execution.executor import Executor
+from jaxis.engine.execution.program_key import ProgramKey
+from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.sampler import SamplerOutput
 from jaxis.engine.execution.step_programs import ForwardKey, SampleKey
 from jaxis.engine.opened_model import EMBEDDED_MODEL
@@ -33,8 +34,8 @@ KINDS = {
 }
 
 
-class IdleDevices:
-    """An executor that computes nothing: every sequence samples token 1, at once.
+class IdlePrograms:
+    """Programs that compute nothing: every sequence samples token 1, at once.
 
     Args:
       num_ranks: Data ranks.
@@ -42,29 +43,31 @@ class IdleDevices:
       max_model_len: Most tokens of a sequence.
     """
 
-    is_native = False
-    num_draft_caches = num_seen_again = 0
-    num_stages = 1
-
     def __init__(self, num_ranks: int, num_blocks: int, max_model_len: int) -> None:
-        self.ranks = SimpleNamespace(num_ranks=num_ranks)
-        self.plan = SimpleNamespace(
+        self._num_ranks = num_ranks
+        plan = SimpleNamespace(
             num_blocks={FULL_CONTEXT: num_blocks},
             max_model_len=max_model_len,
             bytes_per_block={},
             num_state_slots=None,
             bytes_per_slot=0,
         )
-        self.programs = SimpleNamespace(precompile=lambda key: key)
+        context = SimpleNamespace(ranks=SimpleNamespace(num_ranks=num_ranks))
+        stage = SimpleNamespace(is_native=False, context=context)
+        self.executor = SimpleNamespace(plan=plan, num_stages=1, stages=[stage])
+        self.last_wait = None
 
-    def forward(self, key: ForwardKey, packed: np.ndarray) -> None:
-        """Checks the vector's length."""
-        assert len(packed) == self.ranks.num_ranks * key.shape.packed_size
+    def precompile(self, key: ProgramKey) -> None:
+        """There is nothing to compile."""
 
-    def sample(self, key: SampleKey, parameters: np.ndarray | None) -> SamplerOutput:
-        """A token for each row."""
-        del parameters
-        return SamplerOutput(cast(Any, np.ones(self.ranks.num_ranks * key.num_rows, np.int32)), None)
+    def run(self, key: ProgramKey, vector: np.ndarray | None) -> SamplerOutput | None:
+        """Of a forward pass, checks the vector's length; of the sampler, a token for each row."""
+        if isinstance(key, SampleKey):
+            return SamplerOutput(cast(Any, np.ones(self._num_ranks * key.num_rows, np.int32)), None)
+        assert isinstance(key, ForwardKey)
+        assert vector is not None
+        assert len(vector) == self._num_ranks * key.shape.packed_size
+        return None
 
 
 def make_engine(num_ranks: int, num_sequences: int, context: int, num_steps: int) -> LLMEngine:
@@ -76,8 +79,8 @@ def make_engine(num_ranks: int, num_sequences: int, context: int, num_steps: int
         scheduler_config=SchedulerConfig(num_sequences, 2048),
     )
     num_blocks = num_sequences * -(-max_model_len // BLOCK_SIZE)
-    devices = IdleDevices(num_ranks, num_blocks, max_model_len)
-    return LLMEngine(config, cast(Executor, devices), tokenizer=None, eos_token_ids=frozenset())
+    programs = IdlePrograms(num_ranks, num_blocks, max_model_len)
+    return LLMEngine(config, cast(Programs, programs), tokenizer=None, eos_token_ids=frozenset())
 
 
 def step_seconds(step: Callable[[], Any], num_steps: int) -> list[float]:

@@ -28,8 +28,8 @@ import numpy as np
 
 from jaxis import LLM, SamplingParams
 from jaxis.engine.drafting.draft_counts import DraftCounts
-from jaxis.engine.drafting.drafter import DraftRequest
 from jaxis.engine.drafting.lookup import LookupDrafter
+from jaxis.engine.drafting.speculation import DraftRequest, NoSpeculation, Speculation
 from jaxis.engine.output_processor import Request
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 
@@ -113,7 +113,7 @@ def compare(
 ) -> None:
     """Prints the line of a kind of text."""
     speculation = llm.engine.speculation
-    assert speculation is not None
+    assert isinstance(speculation, Speculation)
     measured(llm, prompts, params, 1)  # compiles
     speculation.counts = DraftCounts()
     rates, answers = measured(llm, prompts, params, repeats)
@@ -131,7 +131,7 @@ def compare(
         flush=True,
     )
     times = ", ".join(
-        f"{rows}: {1000 * seconds:.1f}" for rows, seconds in sorted(speculation.lengths.step_seconds.items())
+        f"{rows}: {1000 * seconds:.1f}" for (rows, _), seconds in sorted(speculation.chooser.step_seconds.items())
     )
     print(f"  milliseconds of a step, by rows: {times}", flush=True)
 
@@ -143,7 +143,7 @@ def rates_of_turns(llm: LLM, prompts: list[Any], params: list[SamplingParams], r
     answers = []
     for turn in range(2 * repeats):
         is_on = turn % 4 in (1, 2)  # neither is always first
-        llm.engine.speculation = speculation if is_on else None
+        llm.engine.speculation = speculation if is_on else NoSpeculation()
         outputs, seconds = decode(llm, prompts, params)
         answers.append([output.token_ids for output in outputs])
         rates[is_on].append(sum(len(output.token_ids) - 1 for output in outputs) / seconds)
@@ -154,7 +154,7 @@ def rates_of_turns(llm: LLM, prompts: list[Any], params: list[SamplingParams], r
 def rates_of_blocks(llm: LLM, prompts: list[Any], params: list[SamplingParams], repeats: int) -> Rates:
     """Of `BLOCK_STEPS` steps each, of as many runs as turns have."""
     speculation = llm.engine.speculation
-    assert speculation is not None
+    assert isinstance(speculation, Speculation)
     rates: dict[bool, list[float]] = {False: [], True: []}
     answers = []
     for _ in range(2 * repeats):
@@ -164,7 +164,7 @@ def rates_of_blocks(llm: LLM, prompts: list[Any], params: list[SamplingParams], 
         # With speculation, a block may have more tokens than steps.
         for block in range(most_steps // BLOCK_STEPS // 4 * 4):
             is_on = block % 4 in (1, 2)
-            llm.engine.speculation = speculation if is_on else None
+            llm.engine.speculation = speculation if is_on else NoSpeculation()
             before, started = sum(map(len, outputs)), time.perf_counter()
             for _ in range(BLOCK_STEPS):
                 llm.engine.step()

@@ -34,3 +34,4 @@ def test_what_is_not_as_it_should_be_stands_out():
     assert "| a | 1.00 | 1.00 |" in lines
     assert "| b | **1.20**, **copies** | 1.00 † |" in lines
     assert "| c | **fails** |  |" in lines
+    assert "| c | v6e-1 | model: refused |" in lines

@@ -1,6 +1,7 @@
 """The files of examples/kubernetes and examples/containers say what Kubernetes and jaxis understand."""
 
 import json
+import os
 import re
 import tomllib
 
@@ -13,9 +14,9 @@ from jaxis.cli.main import app
 from jaxis.config.kv_transfer import KVTransferConfig
 from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats
 from jaxis.sampling_params import SamplingParams
-from jaxis.server.http.auth import OPEN_PATHS
+from jaxis.server.http.api_keys import OPEN_PATHS
 from jaxis.server.observability.metrics import ServerMetrics
-from jaxis.server.routes import health
+from jaxis.server.routes import operations
 from tests.support.kubernetes_schemas import SCHEMAS
 from tests.support.places import REPOSITORY
 
@@ -25,7 +26,7 @@ OBJECTS = [
     for path in sorted(FOLDER.glob("*.yaml"))
     for document in yaml.safe_load_all(path.read_text("utf-8"))
 ]
-PATHS = {route.path for route in health.router.routes}
+PATHS = {route.path for route in operations.router.routes}
 SERVE = typer.main.get_command(app).commands["serve"]
 
 
@@ -151,7 +152,8 @@ def test_prompts_go_from_prefill_pods_to_decode_pods(metrics):
         transfer = KVTransferConfig.of(json.loads(given["kv_transfer_config"]))
         assert (transfer.is_producer, transfer.is_consumer) == (role == "prefill", role == "decode")
         mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-        assert transfer.token_file.startswith(mounts["token"] + "/")
+        files = (transfer.ssl_certfile, transfer.ssl_keyfile, transfer.ssl_ca_certs)
+        assert {os.path.dirname(file) for file in files} == {mounts["tls"]}
         ports = {port["containerPort"] for port in container["ports"]}
         if role == "prefill":
             assert transfer.kv_ip == "10.0.0.1"

@@ -11,10 +11,9 @@ import pytest
 from jaxis import LLM, SamplingParams
 from jaxis.config.rope_config import ROPE_TYPES
 from jaxis.loading.gguf.config import _FAMILIES as GGUF_FAMILIES
-from jaxis.models.registry import built_in_models
+from jaxis.models.registry import built_in_families, built_in_models
 from jaxis.version import __version__
 from tests.support.places import REPOSITORY
-from tools.supported_models.families import FAMILIES
 from tools.supported_models.page import page as models_page
 
 PAGES = sorted(
@@ -140,10 +139,8 @@ def test_page_of_models_is_what_the_table_says():
     assert (REPOSITORY / "docs/models.md").read_text() == models_page(), "run python -m tools.supported_models"
 
 
-def test_table_of_models_names_every_architecture_once_and_every_kind_of_gguf_file():
-    architectures = [name for family in FAMILIES for name in family.architectures]
-    assert sorted(architectures) == sorted(built_in_models())
-    assert {name for family in FAMILIES for name in family.gguf} == set(GGUF_FAMILIES)
+def test_table_of_models_names_every_kind_of_gguf_file():
+    assert {name for family in built_in_families() for name in family.gguf} == set(GGUF_FAMILIES)
 
 
 def test_model_page_names_every_rope_type():

@@ -54,8 +54,8 @@ def test_the_servers_process_imports_no_jax(tmp_path):
     script = """
 import sys
 import jaxis.cli.serve
-import jaxis.server.http.app
-import jaxis.server.http.run
+import jaxis.server.app
+import jaxis.server.run
 from jaxis.cli.options import EngineOptions
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine

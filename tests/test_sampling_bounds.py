@@ -7,7 +7,7 @@ from jaxis.errors import RequestError
 from jaxis.inference.run import with_row_seed
 from jaxis.inference.source import Row
 from jaxis.sampling_params import INTEGER_BOUNDS, MIN_TEMPERATURE, NUMBER_BOUNDS
-from jaxis.server.protocol.base import SamplingFields
+from jaxis.server.openai.fields import SamplingFields
 
 
 @pytest.mark.parametrize("name", [*INTEGER_BOUNDS, *NUMBER_BOUNDS])

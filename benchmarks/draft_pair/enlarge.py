@@ -108,5 +108,5 @@ def _padded(tensor: torch.Tensor, rows: int, num_blocks: int, columns: int) -> t
 def _save(folder: Path, config: dict[str, object], tensors: dict[str, torch.Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}, indent=2))
-    narrow = {name: t.bfloat16().contiguous() if t.is_floating_point() else t for name, t in tensors.items()}
-    save_file(narrow, folder / "model.safetensors", {"format": "pt"})
+    low_precision = {name: t.bfloat16().contiguous() if t.is_floating_point() else t for name, t in tensors.items()}
+    save_file(low_precision, folder / "model.safetensors", {"format": "pt"})

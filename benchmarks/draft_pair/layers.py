@@ -90,7 +90,7 @@ def chain(
 
     Args:
       layer: What predicts.
-      embeddings: [R, T, E] of a text's tokens.
+      embeddings: [R, T, E] of a document's tokens.
       states: [R, T, E], what the model gives the layer for each.
       depth: Number of predictions.
     """

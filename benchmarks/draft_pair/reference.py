@@ -21,7 +21,7 @@ Reference = tuple[Sequence[int], Callable[[list[int], torch.Tensor], Prediction]
 
 
 def reference_drafter(method: str, folder: Path) -> Callable[[Sequence[int], int], list[int]]:
-    """From a text's tokens and a number of drafts to the drafts behind it."""
+    """From a document's tokens and a number of drafts to the drafts behind it."""
     logging.set_verbosity_error()  # the layer that predicts is not the model's
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
     layer_ids, predict, token_of = (_mtp if method == "mtp" else _eagle3)(model, folder)

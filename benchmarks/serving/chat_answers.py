@@ -9,7 +9,7 @@ from serving.answer_forms import Answer, AnswerForm, FailedError, make_answer, s
 
 
 class CompletionsForm(AnswerForm):
-    """Both endpoints: a choice has a message or a text."""
+    """Both endpoints: a choice has a message or a string."""
 
     stream_fields: ClassVar = {"stream_options": {"include_usage": True}}
 

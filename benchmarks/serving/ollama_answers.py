@@ -10,7 +10,7 @@ from serving.answer_forms import Answer, AnswerForm, FailedError, make_answer
 
 
 class OllamaForm(AnswerForm):
-    """Both endpoints: a line has a message, or a text as `response`."""
+    """Both endpoints: a line has a message, or a string as `response`."""
 
     stream_fields: ClassVar = {}
 

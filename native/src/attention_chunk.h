@@ -1,6 +1,6 @@
 // Attention of a tile of queries to one chunk of the context, and how chunks are put together.
 //
-// The context is cut at multiples of kChunk tokens whoever asks. Each chunk's softmax is relative to the chunk's own
+// The context is cut at multiples of kChunk tokens for every query. Each chunk's softmax is relative to the chunk's own
 // largest score; the chunks' sums are then merged in order (arXiv:2205.14135). So a query's arithmetic is a function of
 // its position alone, and chunks can be computed in any order, on any thread.
 #pragma once

@@ -81,7 +81,7 @@ void write_rows(const IndexSelection& a, int64_t first, int64_t last) {
 }
 
 // Scores of the query for context tokens [first, last), as ordered bits. Heads lie in lanes, and are summed in one
-// order whoever asks.
+// order for every query.
 template <typename T>
 void score_context(const IndexSelection& a, const Query& query, int64_t first, int64_t last, uint32_t* scores) {
   const int64_t rows = ceil_div(a.num_heads, kLanes) * kLanes;

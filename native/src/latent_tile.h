@@ -17,7 +17,7 @@ namespace {
 namespace latent {
 
 constexpr int64_t kTileRows = 48;
-// The context is cut at multiples of this many tokens whoever asks, so that pieces can be computed in any order.
+// The context is cut at multiples of this many tokens for every query, so that pieces can be computed in any order.
 constexpr int64_t kChunk = 192;
 // Tokens that go through all stages together: their float32 entries stay in the second-level cache.
 constexpr int64_t kPiece = 48;

@@ -24,7 +24,7 @@ struct CodeReader {
   CodeLayout layout;
   ScaleType scale, minimum, super_scale;
   bool has_zero_points;
-  int32_t zero;  // what each byte is more than its value
+  int32_t zero;  // the zero point: subtracted from each byte to get its value
   uint8_t byte_levels[kMaxLevels];
   float float_levels[kMaxLevels];
 

@@ -196,7 +196,7 @@ void micro_int8(const QuantizedRows& x, const IntegerColumns& w, float* c, bool 
             for (int r = 0; r < R; ++r) function(r, h);
           }
         };
-        // sum[r][h] += numbers of the weights * a number of the row.
+        // sum[r][h] += elements of the weights * an element of the row.
         const auto add = [&](const float* of_weights, const float* of_rows) __attribute__((always_inline)) {
           F32x16 numbers[kHalves];
           for (int h = 0; h < kHalves; ++h) numbers[h] = load(of_weights + h * kLanes);

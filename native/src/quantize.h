@@ -1,4 +1,4 @@
-// Quantizes rows of weights, as kernels/quantized_matmul/quantize.py defines it, to bit-identical values.
+// Quantizes rows of weights, as kernels/weights/quantize.py defines it, to bit-identical values.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Affine quantization of least squared error, as kernels/quantized_matmul/affine.py defines it, to the same bits.
+// Affine quantization of least squared error, as kernels/weights/affine.py defines it, to the same bits.
 //
 // Sixteen groups are side by side, one a lane, so that every sum has the order of the columns.
 #pragma once

@@ -49,7 +49,7 @@ struct Team {
   int num_workers = 0;
   PrefetchHint hint;
   std::atomic<bool> failed{false};  // a task threw
-  std::exception_ptr error;         // what it threw; written by whoever set `failed`
+  std::exception_ptr error;         // what it threw; written by the thread that set `failed`
   TaskRange ranges[kMaxWorkers];
   std::atomic<bool> is_taken[kMaxWorkers]{};  // which workers the helpers are
 };
@@ -87,7 +87,7 @@ void work(Team& t, int worker) noexcept {
   }
 }
 
-// The lowest worker that nobody is.
+// Takes the lowest worker that no helper has taken.
 int take_worker(Team& t) {
   for (int worker = 1; worker < kMaxWorkers; ++worker) {
     if (!t.is_taken[worker].exchange(true, std::memory_order_acquire)) return worker;
@@ -119,7 +119,7 @@ void help(void*) {
       t.inside.fetch_add(1, std::memory_order_seq_cst);
       const char* hint = nullptr;
       int64_t hint_bytes = 0;
-      // Still open now that it is known that somebody is inside: it cannot be closed before we leave.
+      // Still open now that `helpers` counts this thread: the job cannot be closed before this thread leaves.
       if (t.job.load(std::memory_order_seq_cst) == job && worker < t.num_workers) {
         work(t, worker);
         if (worker < kMaxPrefetchWorkers && t.hint.bytes != 0) {
@@ -137,8 +137,8 @@ void help(void*) {
     if ((spins & 63) != 0 || std::chrono::steady_clock::now() - idle_since <= kSpinTime) continue;
     leave_worker(t, worker);
     t.helpers.fetch_sub(1, std::memory_order_seq_cst);
-    // Whoever opens a job looks at `helpers` afterwards, so one of the two sees the other: a job that counted on this
-    // helper finds it still here.
+    // A thread that opens a job looks at `helpers` afterwards, so one of the two threads sees the other: a job that
+    // counted on this helper finds it still here.
     const uint64_t latest = t.job.load(std::memory_order_seq_cst);
     if ((latest & 1) == 0 || latest == last_job) return;
     t.helpers.fetch_add(1, std::memory_order_relaxed);

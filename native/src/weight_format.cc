@@ -97,15 +97,15 @@ WeightFormat decode_format(const int64_t* fields, int64_t size, int64_t k) {
   for (int64_t i = 0; i < kFields; ++i) {
     if (fields[i] < 0 || fields[i] > int64_t{1} << 40) return f;
   }
-  const auto narrow = [&](int64_t i) { return static_cast<int32_t>(fields[i] < 1 << 20 ? fields[i] : -1); };
-  f.type = static_cast<WeightType>(narrow(0));
+  const auto checked_int = [&](int64_t i) { return static_cast<int32_t>(fields[i] < 1 << 20 ? fields[i] : -1); };
+  f.type = static_cast<WeightType>(checked_int(0));
   f.group = fields[1];
   f.bits = fields[2];
   f.offset = fields[3];
-  f.scale = static_cast<ScaleType>(narrow(4));
-  f.minimum = static_cast<ScaleType>(narrow(5));
+  f.scale = static_cast<ScaleType>(checked_int(4));
+  f.minimum = static_cast<ScaleType>(checked_int(5));
   f.has_zero_points = fields[6] != 0;
-  f.super_scale = static_cast<ScaleType>(narrow(7));
+  f.super_scale = static_cast<ScaleType>(checked_int(7));
   f.super_block = fields[8];
   f.has_levels = fields[9] != 0;
   for (int i = 0; i < kMaxLevels; ++i) {

@@ -106,6 +106,6 @@ TEST(delta_rule, equals_the_formula) {
   for (const Sizes& sizes : kSizes) check_formula<Inputs>(sizes, kernels().gated_delta_rule, 2e-5, 2e-5);
 }
 
-TEST(delta_rule, of_a_request_does_not_depend_on_chunks_company_or_threads) {
+TEST(delta_rule, of_a_request_does_not_depend_on_chunks_batch_or_threads) {
   for (const Sizes& sizes : kSizes) check_independence<Inputs>(sizes, kernels().gated_delta_rule);
 }

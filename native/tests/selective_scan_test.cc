@@ -74,6 +74,6 @@ TEST(selective_scan, equals_the_formula) {
   for (const Sizes& sizes : kSizes) check_formula<Inputs>(sizes, kernels().selective_scan, 1e-4, 1e-5);
 }
 
-TEST(selective_scan, of_a_request_does_not_depend_on_chunks_company_or_threads) {
+TEST(selective_scan, of_a_request_does_not_depend_on_chunks_batch_or_threads) {
   for (const Sizes& sizes : kSizes) check_independence<Inputs>(sizes, kernels().selective_scan);
 }

@@ -79,6 +79,6 @@ TEST(ssd, equals_the_formula) {
   for (const Sizes& sizes : kSizes) check_formula<Inputs>(sizes, kernels().ssd, 1e-4, 1e-5);
 }
 
-TEST(ssd, of_a_request_does_not_depend_on_chunks_company_or_threads) {
+TEST(ssd, of_a_request_does_not_depend_on_chunks_batch_or_threads) {
   for (const Sizes& sizes : kSizes) check_independence<Inputs>(sizes, kernels().ssd);
 }

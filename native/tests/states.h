@@ -31,7 +31,7 @@ struct StateStep {
 };
 
 // A mix: beginnings, decodes, a slot that two read, chunks of which a state is kept in the middle and at the end, an
-// empty request, and one in place. Slots 7 and 9 are in nobody's use.
+// empty request, and one in place. No request uses slots 7 and 9.
 inline StateStep mixed_step() {
   StateStep step;
   step.add(1, 0, 0);
@@ -78,7 +78,7 @@ std::vector<double> run_tokens(const StateStep& step, const std::vector<float>& 
 //   spoil(first_row)                              makes rows from here NaN, as those of padding may be.
 
 // Throws unless outputs and states are the formula's, within these absolute tolerances, after a mixed step; and what
-// nobody writes to is as it was.
+// no request writes to is as it was.
 template <typename Inputs, typename Sizes, typename Kernel>
 void check_formula(const Sizes& sizes, Kernel&& kernel, double out_tolerance, double state_tolerance) {
   ThreadPool threads(3);

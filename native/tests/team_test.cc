@@ -215,7 +215,7 @@ TEST(team, what_a_task_throws_reaches_the_caller) {
       caught = true;
     }
     CHECK(caught);
-    CHECK(running == 0, running.load());  // nobody works on any more
+    CHECK(running == 0, running.load());  // no thread runs a task any more
     check_job(threads.pool(), 64);        // and the team is as good as new
   }
 }

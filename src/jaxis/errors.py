@@ -3,13 +3,25 @@
 Each message is one line: what was wrong, where, and what to do. The command line prints it without a traceback.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 class JaxisError(Exception):
     """Base of every error that jaxis raises on purpose."""
 
 
 class ConfigError(JaxisError, ValueError):
-    """An engine argument, or a key of a checkpoint's configuration, that cannot be honoured."""
+    """An engine argument, or a key of a checkpoint's configuration, that cannot be honoured.
+
+    Attributes:
+      keys: The keys of the checkpoint's config.json that are at fault, nested ones with dots; empty if none is.
+    """
+
+    def __init__(self, message: str, *, keys: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.keys = tuple(keys)
 
 
 class CheckpointError(JaxisError):
@@ -17,7 +29,27 @@ class CheckpointError(JaxisError):
 
 
 class RequestError(JaxisError, ValueError):
-    """A prompt or sampling parameter that cannot be honoured; only that request fails."""
+    """A prompt or a parameter of a request that cannot be honoured; only that request fails.
+
+    Attributes:
+      param: The parameter at fault, such as "top_p" or "tools[0].function.name"; None if no single one is.
+      message: The error without the parameter's name.
+
+    Args:
+      message: What is wrong, and what to do. With `param`, the rest of a sentence that begins with the parameter, such
+        as "must be positive" or "=0 must be positive".
+      param: The parameter at fault.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        space = "" if param is None or message.startswith(("=", ":", "[", ".")) else " "
+        super().__init__(f"{param or ''}{space}{message}")
+        self.message = message
+        self.param = param
+
+    def about(self, param: str) -> RequestError:
+        """The same error about a parameter of another name."""
+        return RequestError(self.message, param=param)
 
 
 class ContextLengthError(RequestError):

@@ -42,11 +42,13 @@ class KVTransferParams:
             if (value := given.get(name)) is None:
                 continue
             if type(value) is not kind:
-                raise RequestError(f"kv_transfer_params: {name}={value!r} must be of type {kind.__name__}")
+                raise RequestError(f"={value!r} must be of type {kind.__name__}", param=f"kv_transfer_params.{name}")
             values[name] = value
         params = cls(**values)
         if params.remote_port is not None and not 0 < params.remote_port < 1 << 16:
-            raise RequestError(f"kv_transfer_params: remote_port={params.remote_port} must be a port, from 1 to 65535")
+            raise RequestError(
+                f"={params.remote_port} must be a port, from 1 to 65535", param="kv_transfer_params.remote_port"
+            )
         return params
 
     @property

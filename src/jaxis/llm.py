@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_kwargs import EngineKwargs, shows_engine_arguments
+from jaxis.engine.logits import compute_logits
 from jaxis.engine.output_processor import Request
 from jaxis.engine.setup import build_engine
 from jaxis.engine.vllm_arguments import translate
@@ -124,7 +126,7 @@ class LLM:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the model's weights as they are in memory, on all devices together."""
-        return self._engine.runner.weight_bytes
+        return self._engine.runner.weight_bytes + self._built.hosts.weight_bytes
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters that generation_config.json recommends, without a limit on the tokens."""
@@ -272,7 +274,7 @@ class LLM:
             raise RequestError(f"path={path!r} must be 'whole' or 'paged'")
         self._check_open()
         with interrupt_deferred():
-            return self._engine.compute_logits(token_ids, paged=path == "paged")
+            return compute_logits(self._engine, token_ids, paged=path == "paged")
 
     def close(self) -> None:
         """Gives the memory back; the LLM cannot be used any more."""
@@ -333,7 +335,7 @@ class LLM:
             tracker = DeltaTracker(request)
             while not finished:
                 if request.error is not None:
-                    raise type(request.error)(str(request.error))
+                    raise copy.copy(request.error)
                 delta = tracker.take()
                 finished = delta.finished
                 for new in delta.outputs:
@@ -373,7 +375,7 @@ class LLM:
         self._num_calls += 1
         with interrupt_deferred():
             for i, (prompt, prompt_params) in enumerate(zip(prompts, params, strict=True)):
-                self._engine.fetch_blocks(prompt.token_ids, prompt.cache_salt, prompt_params)
+                self._engine.connector.fetch(prompt.token_ids, prompt.cache_salt, prompt_params)
                 try:
                     request = self._engine.add_request(
                         f"{self._num_calls}-{i}",

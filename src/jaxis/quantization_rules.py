@@ -87,7 +87,7 @@ SHORT_NAMES: dict[str, tuple[QuantizationRule, ...]] = {
     "int8": (_INT8,),
     # Embeddings and head lose more accuracy to int4 than the layers, and are read only once per token.
     "int4": (
-        dataclasses.replace(_INT8, module_path=r"(.*\.)?(embed_tokens|lm_head)"),
+        dataclasses.replace(_INT8, module_path=r"(.*\.)?(embed_tokens|embeddings|word_embeddings|lm_head)"),
         QuantizationRule(".*", "int4", "int8", 32, "affine"),
     ),
     "int8_activations": (QuantizationRule(".*", act_qtype="int8"),),

@@ -141,13 +141,15 @@ class SamplingParams:
         for name in NUMBER_BOUNDS:
             self._check_number(name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}")
+            raise RequestError(f"={self.min_tokens} must not exceed max_tokens={self.max_tokens}", param="min_tokens")
         self._check_texts()
         self._check_structured_outputs()
         self._check_token_ids("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
-                raise RequestError("allowed_token_ids must name at least one token id, or be None to allow all")
+                raise RequestError(
+                    "must name at least one token id, or be None to allow all", param="allowed_token_ids"
+                )
             self._check_token_ids("allowed_token_ids", self.allowed_token_ids)
         self._check_logit_bias()
         self._check_prediction()
@@ -160,7 +162,7 @@ class SamplingParams:
 
     @property
     def kv_transfer(self) -> KVTransferParams | None:
-        """Where the prompt is computed, if not here, or for whom; None: here, and for nobody else."""
+        """The other server that computes the prompt, or that gets its blocks; None if there is no such server."""
         given = (self.extra_args or {}).get("kv_transfer_params")
         return KVTransferParams.of(given) if given else None
 
@@ -174,23 +176,23 @@ class SamplingParams:
         if value is None and name in _OPTIONAL_INTEGERS:
             return
         if isinstance(value, bool) or not isinstance(value, int):
-            raise RequestError(f"{name}={value!r} must be an integer")
+            raise RequestError(f"={value!r} must be an integer", param=name)
         if value not in (bounds := INTEGER_BOUNDS[name]):
-            raise RequestError(f"{name}={value} must be {bounds}")
+            raise RequestError(f"={value} must be {bounds}", param=name)
 
     def _check_number(self, name: str) -> None:
         value = getattr(self, name)
         if not _is_number(value) or not math.isfinite(value):
-            raise RequestError(f"{name}={value!r} must be a finite number")
+            raise RequestError(f"={value!r} must be a finite number", param=name)
         if value not in (bounds := NUMBER_BOUNDS[name]):
-            raise RequestError(f"{name}={value} must be {bounds}")
+            raise RequestError(f"={value} must be {bounds}", param=name)
 
     def _check_texts(self) -> None:
         for name, texts in (("stop", self.stop), ("bad_words", self.bad_words)):
             if not all(isinstance(text, str) and text for text in texts):
-                raise RequestError(f"{name}={texts!r} must hold non-empty strings only")
+                raise RequestError(f"={texts!r} must hold non-empty strings only", param=name)
         if self.stop and not self.detokenize:
-            raise RequestError("stop needs text to look in: set detokenize=True, or use stop_token_ids")
+            raise RequestError("needs text to look in: set detokenize=True, or use stop_token_ids", param="stop")
 
     def _check_logit_bias(self) -> None:
         if self.logit_bias is None:
@@ -198,38 +200,40 @@ class SamplingParams:
         self._check_token_ids("logit_bias", list(self.logit_bias))
         for token_id, bias in self.logit_bias.items():
             if not _is_number(bias) or bias not in LOGIT_BIAS_BOUNDS:
-                raise RequestError(f"logit_bias[{token_id}]={bias!r} must be a number {LOGIT_BIAS_BOUNDS}")
+                raise RequestError(f"={bias!r} must be a number {LOGIT_BIAS_BOUNDS}", param=f"logit_bias[{token_id}]")
 
     def _check_structured_outputs(self) -> None:
         if self.structured_outputs is None:
             return
         if not isinstance(self.structured_outputs, StructuredOutputs):
             kind = type(self.structured_outputs).__name__
-            raise RequestError(f"structured_outputs must be a StructuredOutputs, not {kind}")
+            raise RequestError(f"must be a StructuredOutputs, not {kind}", param="structured_outputs")
         if self.ignore_eos:
-            raise RequestError("structured_outputs says where the text ends: leave ignore_eos out")
+            raise RequestError("says where the text ends: leave ignore_eos out", param="structured_outputs")
 
     def _check_prediction(self) -> None:
         if self.prediction is None or isinstance(self.prediction, str):
             return
         if not isinstance(self.prediction, list):
-            raise RequestError(f"prediction={self.prediction!r} must be a string or a list of token ids")
+            raise RequestError(f"={self.prediction!r} must be a string or a list of token ids", param="prediction")
         self._check_token_ids("prediction", self.prediction)
 
     def _check_extra_args(self) -> None:
         if self.extra_args is None:
             return
         if not isinstance(self.extra_args, dict) or self.extra_args.keys() - {"kv_transfer_params"}:
-            raise RequestError(f"extra_args={self.extra_args!r} must be a dict with no key but kv_transfer_params")
+            raise RequestError(
+                f"={self.extra_args!r} must be a dict with no key but kv_transfer_params", param="extra_args"
+            )
         given = self.extra_args.get("kv_transfer_params")
         if given is not None and not isinstance(given, dict):
-            raise RequestError(f"kv_transfer_params={given!r} must be a dict")
+            raise RequestError(f"={given!r} must be a dict", param="kv_transfer_params")
         _ = self.kv_transfer
 
     def _check_token_ids(self, name: str, token_ids: list[int]) -> None:
         for token_id in token_ids:
             if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
-                raise RequestError(f"{name} holds {token_id!r}; token ids are integers from 0")
+                raise RequestError(f"holds {token_id!r}; token ids are integers from 0", param=name)
 
 
 def _is_number(value: object) -> bool:

@@ -41,11 +41,11 @@ class StructuredOutputs:
 
     def __post_init__(self) -> None:
         if not isinstance(self.json_object, bool):
-            raise RequestError(f"structured_outputs.json_object={self.json_object!r} must be true or false")
+            raise RequestError(f"={self.json_object!r} must be true or false", param="structured_outputs.json_object")
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             what = " and ".join(given) or "nothing"
-            raise RequestError(f"structured_outputs has {what}: give exactly one of {', '.join(KINDS)}")
+            raise RequestError(f"has {what}: give exactly one of {', '.join(KINDS)}", param="structured_outputs")
         object.__setattr__(self, "_source", getattr(self, f"_checked_{given[0]}")())
 
     @property
@@ -66,16 +66,16 @@ class StructuredOutputs:
             try:
                 schema = json.loads(text)
             except (ValueError, RecursionError) as error:
-                raise RequestError(f"{name} is not JSON: {error}") from None
+                raise RequestError(f"is not JSON: {error}", param=name) from None
         if not isinstance(schema, dict):
-            raise RequestError(f"{name} must be a JSON object, not {type(schema).__name__}")
+            raise RequestError(f"must be a JSON object, not {type(schema).__name__}", param=name)
         if _is_deeper(schema, MAX_SCHEMA_DEPTH):
-            raise RequestError(f"{name} is nested more than {MAX_SCHEMA_DEPTH} levels deep: flatten it")
+            raise RequestError(f"is nested more than {MAX_SCHEMA_DEPTH} levels deep: flatten it", param=name)
         try:
             # Keys keep their order: it is the order in which properties are generated.
             text = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         except (TypeError, ValueError) as error:
-            raise RequestError(f"{name} cannot be written as JSON: {error}") from None
+            raise RequestError(f"cannot be written as JSON: {error}", param=name) from None
         _check_length(name, text, MAX_SCHEMA_CHARACTERS)
         return text
 
@@ -91,29 +91,29 @@ class StructuredOutputs:
     def _checked_choice(self) -> str:
         name = "structured_outputs.choice"
         if not isinstance(self.choice, list | tuple) or not all(isinstance(c, str) and c for c in self.choice):
-            raise RequestError(f"{name} must be a list of non-empty strings")
+            raise RequestError("must be a list of non-empty strings", param=name)
         if not self.choice:
-            raise RequestError(f"{name} is empty: give at least one string")
+            raise RequestError("is empty: give at least one string", param=name)
         if len(self.choice) > MAX_CHOICES:
-            raise RequestError(f"{name} has {len(self.choice)} strings, and at most {MAX_CHOICES} are allowed")
+            raise RequestError(f"has {len(self.choice)} strings, and at most {MAX_CHOICES} are allowed", param=name)
         _check_length(name, "".join(self.choice), MAX_CHOICE_CHARACTERS)
         return json.dumps(list(dict.fromkeys(self.choice)), ensure_ascii=False)
 
 
 def _checked_text(name: str, text: object, limit: int) -> str:
     if not isinstance(text, str) or not text.strip():
-        raise RequestError(f"{name} must be a non-empty string")
+        raise RequestError("must be a non-empty string", param=name)
     _check_length(name, text, limit)
     return text
 
 
 def _check_length(name: str, text: str, limit: int) -> None:
     if len(text) > limit:
-        raise RequestError(f"{name} has {len(text)} characters, and at most {limit} are allowed")
+        raise RequestError(f"has {len(text)} characters, and at most {limit} are allowed", param=name)
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise RequestError(f"{name} holds a lone surrogate {text[error.start]!a}: send valid Unicode") from None
+        raise RequestError(f"holds a lone surrogate {text[error.start]!a}: send valid Unicode", param=name) from None
 
 
 def _is_deeper(value: object, depth: int) -> bool:

@@ -7,12 +7,12 @@ import time
 import jax
 import jax.numpy as jnp
 
-from jaxis.bench.process import compile_stats, describe_machine
+from jaxis.bench.session import compile_stats, describe_machine
 from jaxis.host.machine import usable_cores
 
 
 def test_the_start_of_a_process_is_when_it_was_started():
-    code = "import time; time.sleep(0.3); from jaxis.bench.process import *; print(seconds_since_start())"
+    code = "import time; time.sleep(0.3); from jaxis.bench.session import *; print(seconds_since_start())"
     start = time.perf_counter()
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     elapsed = time.perf_counter() - start

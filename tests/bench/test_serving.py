@@ -178,7 +178,7 @@ def test_arrivals_have_the_rate_and_the_burstiness(burstiness):
         (("--save-result", "--result-dir", "nowhere"), "--result-dir"),
     ],
 )
-def test_mistakes_are_told_in_one_line(arguments, message):
+def test_mistakes_are_errors_of_one_line(arguments, message):
     result = CliRunner().invoke(app, ["bench", "serve", *arguments])
     assert result.exit_code == 1
     [line] = result.stderr.strip().splitlines()

@@ -15,7 +15,7 @@ from jaxis.errors import ConfigError
 from jaxis.models.registry import built_in_models
 from tests.support.places import REPOSITORY
 
-CHANGED = ("src/jaxis/models/registry.py", "tests/support/parity.py", "tools/supported_models/families.py")
+PARITY = "tests/support/parity.py"
 # An editable installation's finder would put the installed package before the copy.
 RUN_PYTEST = """
 import sys
@@ -25,8 +25,8 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 FAMILIES = sorted(
     {
-        path.partition(":")[0].rpartition(".")[2]
-        for architecture, path in built_in_models().items()
+        model.__module__.rpartition(".")[2]
+        for architecture, model in built_in_models().items()
         if architecture.endswith("ForCausalLM")
     }
 )
@@ -34,15 +34,15 @@ FAMILIES = sorted(
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The files that are changed, as in a checkout."""
-    for name in CHANGED:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(REPOSITORY / name, tmp_path / name)
+    """The folder and the file that are changed, as in a checkout."""
+    (tmp_path / "src/jaxis/models").mkdir(parents=True)
+    (tmp_path / PARITY).parent.mkdir(parents=True)
+    shutil.copy(REPOSITORY / PARITY, tmp_path / PARITY)
     return tmp_path
 
 
 @pytest.mark.parametrize("like", FAMILIES)
-def test_writes_the_file_the_registry_line_the_test_row_and_the_entry_of_the_page(checkout: Path, like: str):
+def test_writes_the_file_with_its_declaration_and_the_test_row(checkout: Path, like: str):
     made = new_model("NewThing2", like, checkout)
     assert made.architecture == "NewThing2ForCausalLM"
     family = ast.parse((checkout / "src/jaxis/models/new_thing2.py").read_text())
@@ -54,16 +54,17 @@ def test_writes_the_file_the_registry_line_the_test_row_and_the_entry_of_the_pag
         if isinstance(node, ast.ClassDef)
     }
     assert not copied & {name for name in defined if name.startswith("NewThing2")}
-    registry = (checkout / CHANGED[0]).read_text()
-    lines = re.findall(r'^    "(\w+)": "jaxis', registry, re.MULTILINE)
-    assert "NewThing2ForCausalLM" in lines
-    assert lines == sorted(lines)
-    ast.parse((checkout / CHANGED[1]).read_text())
-    for name in CHANGED:
-        before, after = (REPOSITORY / name).read_text().splitlines(), (checkout / name).read_text().splitlines()
-        added = [line for line in after if line not in before]
-        assert any("NewThing2" in line for line in added)
-        assert set(before) <= set(after)
+    [declaration] = [node.value for node in family.body if isinstance(node, ast.Assign) and _calls_family(node.value)]
+    assert [ast.unparse(argument) for argument in declaration.args[:2]] == ["'NewThing2'", "(NewThing2ForCausalLM,)"]
+    assert {keyword.arg for keyword in declaration.keywords} <= {"tiny"}
+    before, after = (REPOSITORY / PARITY).read_text().splitlines(), (checkout / PARITY).read_text().splitlines()
+    ast.parse("\n".join(after))
+    assert any("NewThing2" in line for line in after if line not in before)
+    assert set(before) <= set(after)
+
+
+def _calls_family(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "Family"
 
 
 @pytest.mark.slow
@@ -71,9 +72,7 @@ def test_writes_the_file_the_registry_line_the_test_row_and_the_entry_of_the_pag
 def test_what_it_writes_passes_the_tests_of_the_family_it_copied(tmp_path: Path, like: str):
     for folder in ("src", "tests/models", "tests/support"):
         shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / CHANGED[2]).parent.mkdir(parents=True)
-    for file in ("pyproject.toml", CHANGED[2]):
-        shutil.copy(REPOSITORY / file, tmp_path / file)
+    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path / "pyproject.toml")
     made = new_model("NewThing2", like, tmp_path)
     python, _, _, *arguments = made.check.replace("'", "").split()
     assert python == "python"
@@ -94,10 +93,11 @@ def test_what_it_writes_passes_the_tests_of_the_family_it_copied(tmp_path: Path,
     ],
 )
 def test_mistakes(checkout: Path, name: str, like: str, message: str):
-    before = {path: (checkout / path).read_text() for path in CHANGED}
+    before = (checkout / PARITY).read_text()
     with pytest.raises(ConfigError, match=message):
         new_model(name, like, checkout)
-    assert before == {path: (checkout / path).read_text() for path in CHANGED}
+    assert (checkout / PARITY).read_text() == before
+    assert not list((checkout / "src/jaxis/models").iterdir())
 
 
 def test_a_folder_that_is_no_checkout(tmp_path: Path):

@@ -125,7 +125,7 @@ def test_each_module_is_calibrated_at_its_own_width(tmp_path):
     assert weights[f"{layer}v_proj"].bits == 6
 
 
-def test_a_text_that_cannot_be_used_is_an_error_before_the_model_is_read(tmp_path):
+def test_text_that_cannot_be_used_is_an_error_before_the_model_is_read(tmp_path):
     source = write_model(tmp_path / "source", "dense, tied")
     (source / "model.safetensors").unlink()
     (tmp_path / "text.jsonl").write_text('{"text": "short"}\n')

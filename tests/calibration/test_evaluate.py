@@ -77,7 +77,7 @@ def test_models_with_other_vocabularies_are_not_compared(text, tmp_path):
         source.compare(lambda ids: [np.zeros((len(ids), 5), np.float32)], 1, "other")
 
 
-def test_a_text_too_long_for_the_disk_is_one_line(text, monkeypatch):
+def test_text_too_long_for_the_disk_is_an_error_of_one_line(text, monkeypatch):
     usage = collections.namedtuple("usage", "free")(1000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     with pytest.raises(EngineError, match=r"take .* GB free: give a shorter text, or set TMPDIR"):

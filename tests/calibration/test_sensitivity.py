@@ -9,11 +9,10 @@ import pytest
 
 from jaxis import LLM
 from jaxis.calibration import sensitivity
-from jaxis.calibration.choose import choose_rules
 from jaxis.calibration.evaluate import SourcePredictions
 from jaxis.calibration.sensitivity import measure_sensitivity
 from jaxis.calibration.text import read_windows
-from jaxis.calibration.widths import WIDTH_RULES
+from jaxis.calibration.widths import WIDTH_RULES, choose_rules
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.errors import CheckpointError
 from jaxis.kernels.weights import dequantize, quantize

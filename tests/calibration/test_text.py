@@ -42,7 +42,7 @@ def test_a_window_of_one_token_predicts_nothing_and_is_left_out(tokenizer, tmp_p
     assert len(read_windows(tmp_path / "a.txt", tokenizer, 4)) == 1
 
 
-def test_every_window_begins_as_the_tokenizer_begins_a_text(tokenizer_with_bos, tmp_path):
+def test_every_window_begins_as_the_tokenizer_begins_a_string(tokenizer_with_bos, tmp_path):
     (tmp_path / "a.txt").write_text("0123456789")
     windows = read_windows(tmp_path / "a.txt", tokenizer_with_bos, 4)
     assert {window[0] for window in windows} == {tokenizer_with_bos.bos_token_id}
@@ -87,6 +87,6 @@ def test_files_that_hold_no_text(tokenizer, tmp_path):
         read_windows(tmp_path / "short.txt", tokenizer)
 
 
-def test_a_text_needs_a_tokenizer(tmp_path):
+def test_text_needs_a_tokenizer(tmp_path):
     with pytest.raises(RequestError, match="has no tokenizer"):
         read_windows(tmp_path / "a.txt", None)

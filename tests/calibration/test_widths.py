@@ -56,7 +56,7 @@ def test_every_allocation_on_the_way_is_the_best_of_its_size(modules):
         assert kl <= min(k for s, k in everything if s <= size) * (1 + 1e-9)
 
 
-def test_fewer_bits_than_the_narrowest_weights_are_refused(modules):
+def test_fewer_bits_than_the_smallest_weights_are_refused(modules):
     with pytest.raises(ConfigError, match=r"target_bits=4.4 is less than the 4.50 bits"):
         WidthChoice(modules).within_bits(4.4)
 

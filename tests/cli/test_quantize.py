@@ -100,7 +100,7 @@ def test_widths_are_chosen_for_a_number_of_bits(run_jaxis, text, tmp_path):
     ("arguments", "message"),
     [
         ((), "DESTINATION"),
-        (("q", "--target-bits", "5"), "needs a text"),
+        (("q", "--target-bits", "5"), "needs text to measure on"),
         (("q", "--max-kl", "0"), "not positive"),
         (("q", "--max-kl", "1", "--target-bits", "5", "--evaluate", "t"), "both given"),
         (("q", "--target-bits", "5", "--quantization", "int8", "--evaluate", "t"), "leave out --quantization"),
@@ -112,7 +112,7 @@ def test_options_that_do_not_go_together_are_wrong_usage(invoke, arguments, mess
     assert message in " ".join(result.stderr.replace("│", " ").split())
 
 
-def test_a_text_that_cannot_be_read_is_one_line(invoke, tmp_path):
+def test_a_file_that_cannot_be_read_is_an_error_of_one_line(invoke, tmp_path):
     result = invoke("quantize", EMBEDDED_MODEL, "--evaluate", tmp_path / "none.txt")
     assert result.exit_code == 1
     assert result.stderr == f"jaxis: error: {tmp_path / 'none.txt'} cannot be read: No such file or directory\n"
@@ -134,7 +134,7 @@ def test_calibrating_needs_a_destination(invoke):
         ("empty.txt", "", "has 0 tokens; it needs 2048 or more"),
     ],
 )
-def test_a_text_that_cannot_be_calibrated_on_is_one_line(invoke, checkpoint, tmp_path, name, content, message):
+def test_a_file_unfit_for_calibration_is_an_error_of_one_line(invoke, checkpoint, tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_text(content)
     result = invoke("quantize", checkpoint(), tmp_path / "q", "--calibrate", tmp_path / name)

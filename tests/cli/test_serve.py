@@ -171,7 +171,7 @@ def kill_engine(process):
         (["--host", "203.0.113.1"], "203.0.113.1"),
     ],
 )
-def test_mistakes_are_told_in_one_line_before_the_model_loads(arguments, message, monkeypatch):
+def test_mistakes_are_errors_of_one_line_before_the_model_loads(arguments, message, monkeypatch):
     monkeypatch.setattr("jaxis.engine.setup.build_engine", lambda *_: pytest.fail("loaded"))
     result = CliRunner().invoke(app, ["serve", "--port", "0", *arguments])
     assert result.exit_code == 1

@@ -9,9 +9,9 @@ import pytest
 
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
-from jaxis.engine.frontend.local_engine import LocalEngine
 from jaxis.engine.setup import build_engine
 from jaxis.host.progress import ProgressDisplay
+from tests.support.local_engine import LocalEngine
 from tests.support.scripted_engine import ScriptedEngine, served
 
 CLAUDE = os.environ.get("CLAUDE_BINARY") or shutil.which("claude")

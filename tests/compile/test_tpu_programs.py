@@ -10,7 +10,7 @@ import pytest
 
 from jaxis.engine.execution.sampling_batch import SamplerFeatures
 from jaxis.errors import ConfigError
-from jaxis.planning.compiled_program import read_program
+from jaxis.planning.step_costs import read_program
 from tests.support.compiled_steps import (
     FAMILIES,
     OTHER_BYTES,
@@ -115,7 +115,7 @@ def test_a_decode_reads_the_weights_that_it_needs_once(name, target):
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_a_decode_of_a_small_model_reads_narrow_weights_narrow(quantization):
+def test_a_decode_of_a_small_model_reads_quantized_weights_as_they_are_stored(quantization):
     """And a row of a table of bytes, not the table."""
     check_decode("qwen3-0.6b", "v5e-1", quantization)
 
@@ -138,7 +138,7 @@ def test_a_decode_of_a_small_model_reads_narrow_weights_narrow(quantization):
         ("deepseek-v3", "stored", "v5e-64"),
     ],
 )
-def test_a_decode_reads_narrow_weights_narrow(name, quantization, target):
+def test_a_decode_reads_quantized_weights_as_they_are_stored(name, quantization, target):
     check_decode(name, target, quantization)
 
 

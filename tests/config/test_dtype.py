@@ -1,6 +1,6 @@
 import pytest
 
-from jaxis.config.dtype import checkpoint_dtype
+from jaxis.config.checkpoint_values import checkpoint_dtype
 from jaxis.config.hf_config import HFConfig
 
 

@@ -98,7 +98,7 @@ def test_copies_and_pickles():
         assert twin.to_dict() == config.to_dict()
 
 
-def test_unread_keys_are_those_that_nobody_read():
+def test_unread_keys_are_those_that_no_code_read():
     config = HFConfig({"hidden_size": 8, "logit_scale": 2.0, "odd": 1, "torch_dtype": "bfloat16", "off": None})
     assert config.unread_keys() == ["hidden_size", "logit_scale", "odd"]
     assert "odd" in config

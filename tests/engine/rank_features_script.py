@@ -15,10 +15,10 @@ from typing import Any
 from unittest import mock
 
 from jaxis import LLM
-from jaxis.engine.drafting.drafter import Drafter
 from jaxis.engine.drafting.lookup import LookupDrafter
+from jaxis.engine.drafting.speculation import Drafter, NoSpeculation
 from jaxis.engine.drafting.suffix import SuffixDrafter
-from jaxis.engine.kv_events.wire import block_hash
+from jaxis.engine.kv_events.publisher import block_hash
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from tests.engine.kv_events.test_publisher import TOPIC, reading, replay
 from tests.engine.ranks_script import GREEDY, compare, quick_answers, start
@@ -70,12 +70,12 @@ def check_drafts(llm: LLM, requests: list[Any], expected: list[Any], kinds: str)
 def check_store(llm: LLM, expected: list[Any]) -> None:
     """What one rank saved, another one loads; the tokens are those of one device."""
     engine = llm.engine
-    store, ranks = engine.stored.store, engine.scheduler.ranks
+    store, ranks = engine.connector.store, engine.scheduler.ranks
     assert store is not None
     engine.reset_prefix_cache()
     # Prompts of six blocks take the places of everything else, and so do their states.
     num_held = max(ranks[0].block_manager.num_blocks // 6, engine.runner.num_state_slots or 0)
-    with mock.patch.object(engine, "speculation", None):
+    with mock.patch.object(engine, "speculation", NoSpeculation()):
         assert tokens(run(llm, [(SHARED, GREEDY)])) == expected[:1]
         run(llm, [([i, *SHARED[1:]], GREEDY) for i in range((num_held + 1) * len(ranks))])
         before = [rank.block_manager.prefix_cache_hits for rank in ranks]
@@ -145,7 +145,7 @@ def main(folder: str, sizes: str, arguments: str = "{}", kinds: str = "quick") -
                 "kv_cache_memory": 20 * block_bytes * data * max(1, tensor // 2),
             }
             with start(folder, data, tensor, **given | features) as llm:
-                with mock.patch.object(llm.engine, "speculation", None):
+                with mock.patch.object(llm.engine, "speculation", NoSpeculation()):
                     compare(quick_answers(llm), answers)
                 check_drafts(llm, requests, expected, kinds)
                 check_store(llm, answers["alone"])

@@ -95,10 +95,12 @@ def check_failure_of_one_rank(llm: LLM) -> None:
     num_blocks = next(iter(engine.runner.num_blocks.values()))
     is_damaged = np.arange(num_blocks * len(ranks)) // num_blocks == first
     executor = engine.runner.executor
-    executor.caches = [
-        jax.device_put(np.where(is_damaged[:, None, None, None], np.nan, cache).astype(cache.dtype), cache.sharding)
-        for cache in executor.caches
-    ]
+    executor.state.caches = jax.tree.map(
+        lambda array: jax.device_put(
+            np.where(is_damaged[:, None, None, None], np.nan, array).astype(array.dtype), array.sharding
+        ),
+        executor.state.caches,
+    )
     while engine.has_unfinished:
         engine.step()
     assert isinstance(requests[0].error, EngineError)

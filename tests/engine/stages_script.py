@@ -30,11 +30,10 @@ def check_places(llm: LLM, whole: dict[str, int], stages: int, tensor: int) -> N
     assert len(executors) == stages
     seen: set[str] = set()
     for index, stage in enumerate(executors):
-        devices = {
-            device.id for array in jax.tree.leaves((stage.arrays.arrays, stage.caches)) for device in array.devices()
-        }
+        arrays = jax.tree.leaves((stage.context.model.arrays, stage.state.caches))
+        devices = {device.id for array in arrays for device in array.devices()}
         assert devices == set(range(index * tensor, (index + 1) * tensor)), index
-        own = {name: size for name, size in stage.arrays.bytes_by_name().items() if size}
+        own = {name: size for name, size in stage.context.model.bytes_by_name().items() if size}
         if tensor == 1:
             assert own == {name: whole[name] for name in own}, index
         shared = seen & own.keys()
@@ -53,7 +52,7 @@ def num_layers(whole: dict[str, int]) -> int:
 
 
 def bits(llm: LLM) -> Any:
-    """The log-probabilities of greedy requests together, to the bit."""
+    """The log-probabilities of greedy requests together, bit for bit."""
     outputs = run(llm, [(prompt, GREEDY) for prompt in PROMPTS])
     return [[{t: v.logprob.hex() for t, v in e.items()} for e in output.outputs[0].logprobs] for output in outputs]
 
@@ -86,7 +85,7 @@ def main(folder: str, sizes: str, kinds: str = "quick", arguments: str = "{}") -
     given = json.loads(arguments)
     function = quick_answers if kinds == "quick" else all_answers
     with start(folder, **given) as llm:
-        is_native = llm.engine.runner.executor.is_native
+        is_native = llm.engine.runner.executor.stages[-1].is_native
         expected, expected_bits = function(llm), bits(llm)
         whole = llm.engine.runner.bytes_by_weight()
     for size in sizes.split(","):

@@ -1,5 +1,6 @@
 """The arguments of an engine: one list, from which the command line, `LLM` and the documentation take theirs."""
 
+import itertools
 import re
 from typing import get_type_hints
 
@@ -7,6 +8,7 @@ import pytest
 
 from jaxis.engine.argument_fields import argument_infos, argument_types
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.combinations import REFUSALS, EngineFeature, combinations_table
 from jaxis.engine.engine_kwargs import EngineKwargs
 from jaxis.errors import ConfigError
 from tests.support.places import REPOSITORY
@@ -43,8 +45,32 @@ def test_quantization_is_checked_before_anything_is_loaded(tmp_path):
         EngineArgs(kv_cache_memory="much")
 
 
-def test_layers_that_draft_are_refused_with_several_data_ranks():
-    with pytest.raises(
-        ConfigError, match="method='mtp' is for one data rank, not for data_parallel_size=2: give ngram"
-    ):
-        EngineArgs(data_parallel_size=2, enable_expert_parallel=True, speculative_config={"method": "mtp"})
+ASKS_FOR = {
+    EngineFeature.NO_PREFIX_CACHE: {"enable_prefix_caching": False},
+    EngineFeature.HOSTS: {"nnodes": 2, "tensor_parallel_size": 2},
+    EngineFeature.STAGES: {"pipeline_parallel_size": 2},
+    EngineFeature.DATA_RANKS: {"data_parallel_size": 2, "enable_expert_parallel": True},
+    EngineFeature.DECODE_CONTEXT: {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+    EngineFeature.KV_EVENTS: {"kv_events_config": {"enable_kv_cache_events": True}},
+    EngineFeature.KV_OFFLOADING: {"kv_offloading_size": 1},
+    EngineFeature.KV_TRANSFER: {"kv_transfer_config": {"kv_role": "kv_both"}},
+    EngineFeature.LAYER_DRAFTS: {"speculative_config": {"method": "mtp"}},
+}
+
+
+@pytest.mark.parametrize(
+    "pair", itertools.combinations(EngineFeature, 2), ids=lambda pair: "+".join(f.name for f in pair)
+)
+def test_just_the_features_that_the_table_names_are_refused_together(pair):
+    arguments = ASKS_FOR[pair[0]] | ASKS_FOR[pair[1]]
+    reasons = [refusal.because for refusal in REFUSALS if {refusal.first, refusal.second} == set(pair)]
+    if not reasons:
+        EngineArgs(**arguments)
+        return
+    [because] = reasons
+    with pytest.raises(ConfigError, match=f"does not combine with .*, because {because}: leave one of them out"):
+        EngineArgs(**arguments)
+
+
+def test_the_page_of_limitations_has_the_table():
+    assert combinations_table() in (REPOSITORY / "docs" / "limitations.md").read_text()

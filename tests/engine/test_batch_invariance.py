@@ -1,4 +1,4 @@
-"""With native kernels, a request's numbers do not depend, bit for bit, on its company, on chunking, caching or threads.
+"""With native kernels, a request's results are batch-invariant, and do not depend on chunking, caching or threads.
 
 Each run is a process of its own, with as many processors as it may use and with XLA's usual optimizations.
 """
@@ -34,11 +34,11 @@ class Recorder:
         self.engine, self.llm = llm.engine, llm
         self.params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=20)
         self.states = defaultdict(lambda: defaultdict(set))
-        forward, executor = self.engine.runner._forward, self.engine.runner.executor
+        forward, state = self.engine.runner._forward, self.engine.runner.executor.state
 
         def recording(output, shape):
             forward(output, shape)
-            self.record(output, np.asarray(executor.hidden), np.asarray(executor.rows))
+            self.record(output, np.asarray(state.hidden), np.asarray(state.rows))
 
         self.engine.runner._forward = recording
 
@@ -131,11 +131,12 @@ BFLOAT16 = {"dtype": "bfloat16"}
 # Model, the engine's arguments, and on how many processors.
 CASES = {
     "plain": (None, {}, NUM_PROCESSORS),
-    "bfloat16": (None, BFLOAT16, ALL),
     "qwen3_5": ("qwen3_5_text", {}, ALL),
 }
-# The kernels of narrow weights, of latents and of experts have such tests of their own, which run every time.
+# The kernels of other types and of quantized weights, of latents and of experts have such tests of their own, which run
+# every time.
 SLOW_CASES = {
+    "bfloat16": (None, BFLOAT16, ALL),
     "int8": (None, {"quantization": "int8"}, NUM_PROCESSORS),
     "int4": (None, {"quantization": "int4"}, ALL),
     "deepseek_v3": ("deepseek_v3", {}, ALL),
@@ -187,7 +188,7 @@ def assert_same(run, alone):
 @pytest.mark.parametrize(
     "kind", ["together", "prefix cache hit", "beside others", "chunks of 8", "chunks of 23", "preempted"]
 )
-def test_in_any_company_and_in_any_steps(runs, kind):
+def test_is_batch_invariant_in_any_steps(runs, kind):
     most = runs[max(runs)]
     assert_same(most[kind], most["alone"])
 

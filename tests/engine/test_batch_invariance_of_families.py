@@ -1,4 +1,4 @@
-"""With native kernels, what families have besides Llama's layer does not depend on a request's company either: packed
+"""With native kernels, what families have besides Llama's layer is batch-invariant too: packed
 projections, layer norms, caps and factors on the logits, caches and selections that layers share, several states a
 token, recurrent states, experts without a gate. In a process of its own, with XLA's usual optimizations."""
 

@@ -1,10 +1,11 @@
-"""Damaged weights, failing steps and Ctrl-C: who notices, and that everyone else gets the right answer."""
+"""Damaged weights, failing steps and Ctrl-C: which requests fail, and that all others get the right answer."""
 
 import contextlib
 import os
 import signal
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -66,7 +67,8 @@ def test_nan_does_not_come_back_from_the_cache(damaged_llm, llm):
         with pytest.raises(EngineError):
             damaged_llm.generate([i] + [DAMAGED_ID] * 50, GREEDY)
     assert not engine.scheduler.block_manager.pools[0]._block_of_digest
-    engine.runner.executor.caches = [jnp.full_like(cache, np.nan) for cache in engine.runner.executor.caches]
+    state = engine.runner.executor.state
+    state.caches = jax.tree.map(lambda array: jnp.full_like(array, np.nan), state.caches)
     params = SamplingParams(temperature=0, max_tokens=20, logit_bias={DAMAGED_ID: -100.0})
     prompts = [[20, *range(40, 40 + 5 * i)] for i in range(6)]
     with no_blocks_leaked(damaged_llm):
@@ -120,7 +122,7 @@ def test_prefix_cache_counts_survive_a_failed_step(batching_llm):
 def test_step_that_took_the_caches_with_it(batching_llm):
     """The prefix cache must not name blocks whose contents are lost."""
     expected = tokens(batching_llm.generate(PROMPTS, GREEDY))
-    for cache in batching_llm.engine.runner.executor.caches:
+    for cache in jax.tree.leaves(batching_llm.engine.runner.executor.state.caches):
         cache.delete()
     with pytest.raises(EngineError, match="a step failed"):
         batching_llm.generate(PROMPTS, GREEDY)

@@ -38,7 +38,7 @@ NUMBERS = [key for key, value in CONFIG.items() if type(value) in (int, float) a
 def test_numbers(folder, key):
     for value in HOSTILE:
         if key in ("rope_theta", "rms_norm_eps", "max_position_embeddings") and value in (-64, 2.5, 10**9):
-            continue  # numbers that nobody can tell to be wrong
+            continue  # values that no check can tell to be wrong
         (folder / "config.json").write_text(json.dumps(CONFIG | {key: value}))
         assert key in str(error_of(folder).value), value
 

@@ -9,14 +9,17 @@ import subprocess
 import sys
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxis import SamplingParams
+from jaxis.engine.execution.step_programs import ForwardKey
 from jaxis.engine.frontend.engine_client import Submission
 from jaxis.engine.frontend.engine_thread import EngineThread
+from jaxis.engine.hosts.group import NO_OTHER_HOSTS
 from jaxis.errors import ConfigError, EngineError
 from jaxis.kernels import native
 from jaxis.prompts import TokenizedPrompt
@@ -99,7 +102,7 @@ def test_evicted_blocks_are_found_on_the_host_whose_memory_is_bounded(start_llm,
             [output] = small.generate([prompt(0)], GREEDY)
             assert tokens([output]) == expected
             assert output.num_cached_tokens == (48 if i else 0)
-        stats = small.engine.stored.store.stats["host"]
+        stats = small.engine.connector.store.stats["host"]
         assert 20 * BLOCK_BYTES < stats.used_bytes <= 30 * BLOCK_BYTES
         assert stats.used_bytes % BLOCK_BYTES == 0
         assert stats.loaded_bytes == stats.loaded_blocks * BLOCK_BYTES > 0
@@ -128,8 +131,8 @@ def test_nan_is_forgotten_by_all_tiers(checkpoint, start_llm, llm, tmp_path):
         for i in range(6):
             with pytest.raises(EngineError, match="not finite"):
                 small.generate([[i] + [NAN_ID] * 70], GREEDY)
-        small.engine.finish_saves()
-        assert small.engine.stored.store.stats["host"].used_bytes == 0
+        small.engine.connector.idle()
+        assert small.engine.connector.store.stats["host"].used_bytes == 0
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logit_bias={NAN_ID: -100.0})
         assert tokens(small.generate([prompt(0)], params)) == tokens(llm.generate([prompt(0)], params))
     assert all(b"\xff" * 64 not in file.read_bytes() for file in (tmp_path / "blocks").glob("*/*.kv"))
@@ -142,19 +145,19 @@ def test_a_failed_step_loses_what_was_saved_since_the_last_one_that_was_read(sta
         small.generate([prompt(0), prompt(1)], GREEDY)
         churn(small)
         executor, calls = small.engine.runner.executor, iter(range(1000))
-        forward = executor.forward
+        run, state = executor.run, executor.state
 
-        def failing(key, packed):
-            if next(calls) == when:
+        def failing(key, *arguments):
+            if isinstance(key, ForwardKey) and next(calls) == when:
                 # What a device that fails leaves behind.
-                executor.caches = [jnp.full_like(cache, np.nan) for cache in executor.caches]
+                state.caches = jax.tree.map(lambda array: jnp.full_like(array, np.nan), state.caches)
                 raise RuntimeError("the device is gone")
-            forward(key, packed)
+            return run(key, *arguments)
 
-        executor.forward = failing
+        executor.run = failing
         with pytest.raises(EngineError, match="the device is gone"):
             small.generate([prompt(2, 100), prompt(3, 100), prompt(0), prompt(4, 100)], GREEDY)
-        executor.forward = forward
+        executor.run = run
         outputs = small.generate([prompt(0), prompt(1)], GREEDY)
         assert tokens(outputs) == expected
         assert [output.num_cached_tokens for output in outputs] == [48, 48]
@@ -209,9 +212,9 @@ class TestDisk:
             small.generate([prompt(0)], GREEDY)
         with start(start_llm, kv_offloading_dir=tmp_path) as small:
             answers = threading.Event()
-            monkeypatch.setattr(small.engine.stored.store._disk, "read", lambda *_: answers.wait() and None)
-            monkeypatch.setattr(small.engine.stored._fetcher, "_seconds", 0.1)
-            monkeypatch.setattr(small.engine.stored._fetcher, "_places", threading.BoundedSemaphore(4))
+            monkeypatch.setattr(small.engine.connector.store._disk, "read", lambda *_: answers.wait() and None)
+            monkeypatch.setattr(small.engine.connector._fetcher, "_seconds", 0.1)
+            monkeypatch.setattr(small.engine.connector._fetcher, "_places", threading.BoundedSemaphore(4))
             try:
                 for _ in range(6):  # more than may be read at a time
                     [output] = small.generate([prompt(0)], GREEDY)
@@ -222,7 +225,7 @@ class TestDisk:
     def test_a_request_may_be_aborted_while_its_blocks_are_read(self, start_llm, tmp_path, monkeypatch):
         with start(start_llm, kv_offloading_dir=tmp_path) as small:
             outputs, ended, answers, asked = {}, threading.Semaphore(0), threading.Event(), threading.Event()
-            fetch = small.engine.fetch_blocks
+            fetch = small.engine.connector.fetch
 
             def slow_fetch(*arguments):
                 asked.set()
@@ -236,8 +239,8 @@ class TestDisk:
                         outputs[output.request_id] = output.outputs[0].finish_reason
                         ended.release()
 
-            monkeypatch.setattr(small.engine, "fetch_blocks", slow_fetch)
-            thread = EngineThread(small.engine, deliver, lambda error: pytest.fail(str(error)))
+            monkeypatch.setattr(small.engine.connector, "fetch", slow_fetch)
+            thread = EngineThread(small.engine, NO_OTHER_HOSTS, deliver, lambda error: pytest.fail(str(error)))
             thread.start()
             for name in "ab":
                 thread.add(Submission(name, TokenizedPrompt(None, prompt(0)), GREEDY, final_only=True))
@@ -257,8 +260,11 @@ class TestDisk:
         ({"kv_offloading_size": "8GiB"}, "kv_offloading_size='8GiB' must be a number of GiB"),
         ({"kv_offloading_size": 1e-6}, "holds no block of 16 tokens, which takes 8.0 KiB"),
         ({"kv_offloading_size": 1e6}, "of memory that are free"),
-        ({"kv_offloading_size": 1, "enable_prefix_caching": False}, "needs prefix caching"),
-        ({"kv_offloading_size": 1, "nnodes": 2, "tensor_parallel_size": 2}, "is for one host"),
+        ({"kv_offloading_size": 1, "enable_prefix_caching": False}, "the prefix cache finds the blocks"),
+        (
+            {"kv_offloading_size": 1, "nnodes": 2, "tensor_parallel_size": 2},
+            "does not combine with nnodes=2",
+        ),
         ({"kv_offloading_size": 1, "kv_offloading_backend": "lmcache"}, "must be one of native"),
         ({"kv_offloading_dir": "blocks"}, "kv_offloading_dir needs kv_offloading_size"),
         ({"kv_offloading_size": 0.01, "kv_offloading_dir": os.devnull}, "'/dev/null' cannot be used"),

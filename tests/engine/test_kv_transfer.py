@@ -14,7 +14,9 @@ from jaxis import SamplingParams
 from jaxis.config.kv_transfer import KVTransferConfig
 from jaxis.errors import ConfigError, RequestError
 from jaxis.kernels import native
+from tests.support.certificates import make_certificates, tls_files
 from tests.support.tiny_checkpoints import variant
+from tests.support.waiting import wait_until
 
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": 5}
 BLOCK_BYTES = 8192
@@ -41,7 +43,7 @@ def with_params(params, **more):
 
 def num_leases(llm):
     """Blocks that are kept for another engine, or for a prompt that is about to be added."""
-    store = llm.engine.stored.store
+    store = llm.engine.connector.store
     with store._lock:
         store._free_ended()
         return len(store._leases)
@@ -79,7 +81,7 @@ class TestAnswers:
                 found = (length - 1) // 16 * 16
                 assert (params is None) == (found == 0)
                 assert decode(consumer, tokens, params) == (alone(llm, tokens), found)
-            sent, fetched = producer.engine.kv_tiers["peer"], consumer.engine.kv_tiers["peer"]
+            sent, fetched = producer.engine.connector.stats["peer"], consumer.engine.connector.stats["peer"]
             assert sent.saved_bytes == fetched.loaded_bytes == fetched.loaded_blocks * BLOCK_BYTES > 0
             assert (fetched.missed_blocks, fetched.failed_blocks, sent.failed_blocks) == (0, 0, 0)
 
@@ -89,7 +91,7 @@ class TestAnswers:
             decode(other, first)
             [params] = prefill(one, second)
             assert decode(other, second, params) == (alone(llm, second), 112)
-            assert other.engine.kv_tiers["peer"].loaded_blocks == 4
+            assert other.engine.connector.stats["peer"].loaded_blocks == 4
             # And the other way round.
             [params] = prefill(other, prompt(2))
             assert decode(one, prompt(2), params)[1] == 48
@@ -156,10 +158,10 @@ class TestFaults:
             [first] = prefill(producer, prompt(0))
             assert prefill(producer, prompt(1))[0] is not None
             # Four of them have no room while the first prompt's are kept.
-            time.sleep(0.3)
+            wait_until(lambda: num_leases(producer) == 0)
             prefill(producer, prompt(2), prompt(3))
             assert decode(consumer, prompt(0), first) == (alone(llm, prompt(0)), 0)
-            assert consumer.engine.kv_tiers["peer"].missed_blocks == 3
+            assert consumer.engine.connector.stats["peer"].missed_blocks == 3
 
     def test_another_model_is_refused_and_one_that_has_ended_is_not_waited_for(
         self, checkpoint, start_llm, llm, tmp_path, caplog
@@ -173,12 +175,12 @@ class TestFaults:
             with engines(start_llm, "kv_producer", model=folder) as [producer]:
                 [params] = prefill(producer, prompt(0))
                 assert decode(consumer, prompt(0), params) == (expected, 0)
-                assert "declined: its model, version, machine or arguments differ" in caplog.text
+                assert "its model, version, machine or arguments differ" in caplog.text
             consumer.engine.reset_prefix_cache()
             started = time.monotonic()
             assert decode(consumer, prompt(0), params) == (expected, 0)
             assert time.monotonic() - started < 2
-            assert consumer.engine.kv_tiers["peer"].failed_blocks == 2
+            assert consumer.engine.connector.stats["peer"].failed_blocks == 2
 
     def test_a_part_that_an_engine_does_not_have_is_left_out(self, start_llm, llm):
         expected = alone(llm, prompt(0))
@@ -199,7 +201,7 @@ class TestFaults:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"do_remote_prefill": "yes"}, "kv_transfer_params: do_remote_prefill='yes' must be of type bool"),
+        ({"do_remote_prefill": "yes"}, "kv_transfer_params.do_remote_prefill='yes' must be of type bool"),
         ({"remote_host": 5}, "remote_host=5 must be of type str"),
         ({"remote_port": 1 << 16}, "remote_port=65536 must be a port"),
         ({"remote_port": True}, "remote_port=True must be of type int"),
@@ -255,8 +257,8 @@ def test_what_cannot_be_honoured_is_one_clear_line(config, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"enable_prefix_caching": False}, "kv_transfer_config needs prefix caching"),
-        ({"nnodes": 2, "tensor_parallel_size": 2}, "kv_transfer_config is for one host"),
+        ({"enable_prefix_caching": False}, "kv_transfer_config does not combine with enable_prefix_caching=False"),
+        ({"nnodes": 2, "tensor_parallel_size": 2}, "kv_transfer_config does not combine with nnodes=2"),
         ({"kv_transfer_config": {"kv_role": "kv_both", "kv_buffer_size": 100}}, "kv_buffer_size=100 holds no block"),
         ({"kv_transfer_config": {"kv_role": "kv_both", "kv_buffer_size": 1e15}}, "of memory that are free"),
         ({"kv_transfer_config": {"kv_role": "kv_both", "kv_ip": "192.0.2.1"}}, "is open to other machines"),
@@ -268,21 +270,43 @@ def test_engines_that_cannot_take_part_say_so_in_one_line(start_llm, arguments, 
     assert "\n" not in str(error.value)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_certificates(tmp_path_factory.mktemp("pem"))
+
+
+def with_tls(role, files):
+    return {"kv_role": role, "kv_port": 0, "kv_connector_extra_config": files}
+
+
 @same_bits
-def test_a_token_is_read_from_a_file(start_llm, llm, tmp_path):
-    file = tmp_path / "token"
-    extra = {"kv_port": 0, "kv_connector_extra_config": {"token_file": str(file)}}
-    with pytest.raises(ConfigError, match="cannot be read"):
-        start_llm(kv_transfer_config={"kv_role": "kv_both", **extra})
-    file.write_text("short")
-    with pytest.raises(ConfigError, match="holds 5 characters"):
-        start_llm(kv_transfer_config={"kv_role": "kv_both", **extra})
-    file.write_text("0123456789abcdef\n")
+def test_engines_with_certificates_of_one_ca_hand_over_blocks_and_others_get_none(start_llm, llm, folder):
     with (
-        start_llm(kv_transfer_config={"kv_role": "kv_producer", **extra}) as producer,
-        start_llm(kv_transfer_config={"kv_role": "kv_consumer", **extra}) as consumer,
-        engines(start_llm, "kv_consumer") as [stranger],
+        start_llm(kv_transfer_config=with_tls("kv_producer", tls_files(folder, "one"))) as producer,
+        start_llm(kv_transfer_config=with_tls("kv_consumer", tls_files(folder, "two"))) as consumer,
+        start_llm(kv_transfer_config=with_tls("kv_consumer", tls_files(folder, "other"))) as stranger,
+        engines(start_llm, "kv_consumer") as [plain],
     ):
         [params] = prefill(producer, prompt(0))
-        assert decode(stranger, prompt(0), params) == (alone(llm, prompt(0)), 0)
+        for other in (stranger, plain):
+            assert decode(other, prompt(0), params) == (alone(llm, prompt(0)), 0)
         assert decode(consumer, prompt(0), params)[1] == 48
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ssl_keyfile": None}, "TLS needs ssl_certfile, ssl_keyfile, ssl_ca_certs: ssl_keyfile is missing"),
+        ({"ssl_certfile": "absent.pem"}, r"ssl_certfile .*absent.pem cannot be read: No such file"),
+        ({"ssl_keyfile": "two.key"}, r"ssl_keyfile .*two.key is not the key of the certificate in .*one.pem"),
+        ({"ssl_keyfile": "ca.pem"}, r"ssl_keyfile .*ca.pem holds no private key in PEM format"),
+        ({"ssl_ca_certs": "one.key"}, r"ssl_ca_certs .*one.key holds no certificate in PEM format"),
+        ({"ssl_ca_certs": 1}, "ssl_ca_certs=1 must be of type str"),
+    ],
+)
+def test_files_of_tls_that_cannot_be_used_are_one_clear_line(folder, change, message):
+    changed = {key: str(folder / file) if isinstance(file, str) else file for key, file in change.items()}
+    files = {key: value for key, value in (tls_files(folder, "one") | changed).items() if value is not None}
+    with pytest.raises(ConfigError, match=message) as error:
+        KVTransferConfig.of(with_tls("kv_both", files)).ssl_context(is_server=True)
+    assert "\n" not in str(error.value)

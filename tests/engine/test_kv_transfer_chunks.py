@@ -12,8 +12,9 @@ import pytest
 
 from jaxis.engine.frontend.engine_client import Submission
 from jaxis.engine.frontend.engine_thread import EngineThread
+from jaxis.engine.hosts.group import NO_OTHER_HOSTS
 from jaxis.engine.kv_store.block_layout import BlockArray, StoredBlockLayout
-from jaxis.engine.kv_store.expected_blocks import ExpectedBlocks
+from jaxis.engine.kv_store.promises import ExpectedBlocks
 from jaxis.prompts import TokenizedPrompt
 from tests.engine.test_kv_transfer import (
     BLOCK_BYTES,
@@ -48,8 +49,8 @@ def pair(both):
     """Two engines that have computed nothing."""
     for llm in both:
         llm.engine.reset_prefix_cache()
-        llm.engine.stored.store._expected = ExpectedBlocks()
-        stats = llm.engine.stored.peers._stats
+        llm.engine.connector.store._expected = ExpectedBlocks()
+        stats = llm.engine.connector.peers._stats
         for field in dataclasses.fields(stats):
             setattr(stats, field.name, 0)
     return both
@@ -67,12 +68,14 @@ def blocks_of(llm, tokens):
         grammar=None,
         reads_prediction=False,
     )
-    keys = llm.engine.scheduler.block_manager.prompt_keys(request.completions[0].sequence)
-    return keys, sum(llm.engine.stored.store.has(*key) for key in keys)
+    blocks = llm.engine.scheduler.block_manager
+    digests = blocks.prompt_digests(request.completions[0].sequence)
+    keys = [(group, digests[index]) for group, index in blocks.search.blocks_of(len(digests))]
+    return keys, sum(llm.engine.connector.store.has(*key) for key in keys)
 
 
 def address(producer):
-    return {"remote_host": "127.0.0.1", "remote_port": producer.engine.stored.peers._server.port}
+    return {"remote_host": "127.0.0.1", "remote_port": producer.engine.connector.peers._server.port}
 
 
 def ask_early(producer, **more):
@@ -92,10 +95,10 @@ def decoding(consumer, params):
 
 
 def check_nothing_is_left(*llms):
-    """No block is held, kept, or waited for, 5 seconds later at the latest."""
+    """No block is held, kept, or waited for, some seconds later at the latest."""
     for llm in llms:
-        store, blocks = llm.engine.stored.store, llm.engine.scheduler.block_manager
-        wait_until(lambda llm=llm: num_leases(llm) == 0, seconds=5)
+        store, blocks = llm.engine.connector.store, llm.engine.scheduler.block_manager
+        wait_until(lambda llm=llm: num_leases(llm) == 0, seconds=20)
         assert not store._expected._counts
         assert not store.is_awaited
         assert blocks.num_free_blocks == blocks.num_blocks
@@ -121,7 +124,7 @@ class TestChunks:
         assert found == [CHUNK // BLOCK * (step + 1) for step in range(len(LONG) // CHUNK)] + [NUM_BLOCKS]
         [request] = requests
         assert request.kv_transfer_params is not None
-        assert not producer.engine.stored.store.is_awaited, "blocks were left for later"
+        assert not producer.engine.connector.store.is_awaited, "blocks were left for later"
 
     def test_they_arrive_while_the_rest_is_computed(self, pair, llm):
         producer, consumer = pair
@@ -131,11 +134,11 @@ class TestChunks:
             while producer.engine.has_unfinished:
                 producer.engine.step()
                 _, num_found = blocks_of(producer, LONG)
-                wait_until(lambda n=num_found: consumer.engine.kv_tiers["peer"].loaded_blocks == n, seconds=20)
-                arrived.append(consumer.engine.kv_tiers["peer"].loaded_blocks)
+                wait_until(lambda n=num_found: consumer.engine.connector.stats["peer"].loaded_blocks == n, seconds=20)
+                arrived.append(consumer.engine.connector.stats["peer"].loaded_blocks)
         assert sorted(set(arrived)) == [CHUNK // BLOCK * (chunk + 1) for chunk in range(len(LONG) // CHUNK)]
         assert answers == [(expected, NUM_BLOCKS * BLOCK)]
-        assert consumer.engine.kv_tiers["peer"].loaded_bytes == NUM_BLOCKS * BLOCK_BYTES
+        assert consumer.engine.connector.stats["peer"].loaded_bytes == NUM_BLOCKS * BLOCK_BYTES
         check_nothing_is_left(producer, consumer)
 
     @pytest.mark.slow
@@ -157,14 +160,15 @@ class TestChunks:
             add(producer)
             while producer.engine.has_unfinished:
                 producer.engine.step()
-            assert bool(producer.engine.runner.executor.num_draft_caches) == drafts
+            assert bool(producer.engine.runner.executor.stages[-1].context.num_draft_caches) == drafts
             keys, _ = blocks_of(producer, LONG)
-            store, blocks = producer.engine.stored.store, producer.engine.scheduler.block_manager
+            store, blocks = producer.engine.connector.store, producer.engine.scheduler.block_manager
             early = [store.find(*key) for key in keys]
             store.clear()
-            blocks.save(keys)
+            for key in keys:
+                blocks.connector.save(*key, blocks.block_of(*key))
             store.promise(keys)
-            producer.engine.finish_saves()
+            producer.engine.connector.idle()
             # What drafts has not seen the last chunk: nothing follows it here.
             for key, copy in list(zip(keys, early, strict=True))[: (len(LONG) - 1) // CHUNK * CHUNK // BLOCK]:
                 np.testing.assert_array_equal(store.find(*key), copy)
@@ -186,7 +190,7 @@ class TestChunks:
 @same_bits
 class TestFaults:
     def test_a_prefill_that_never_comes_is_not_waited_for_long(self, pair, llm, monkeypatch):
-        monkeypatch.setattr("jaxis.engine.kv_store.peer_server.TRANSFER_SECONDS", 0.2)
+        monkeypatch.setattr("jaxis.engine.kv_store.peers.TRANSFER_SECONDS", 0.2)
         producer, consumer = pair
         assert decode(consumer, LONG, ask_early(producer)) == (alone(llm, LONG), 0)
         with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -201,10 +205,10 @@ class TestFaults:
             add(producer)
             for _ in range(3):
                 producer.engine.step()
-            wait_until(lambda: consumer.engine.kv_tiers["peer"].loaded_blocks == 12, seconds=20)
+            wait_until(lambda: consumer.engine.connector.stats["peer"].loaded_blocks == 12, seconds=20)
             producer.engine.abort_request("a")
         assert answers == [(expected, 12 * BLOCK)]
-        assert consumer.engine.kv_tiers["peer"].failed_blocks == NUM_BLOCKS - 12
+        assert consumer.engine.connector.stats["peer"].failed_blocks == NUM_BLOCKS - 12
         check_nothing_is_left(producer, consumer)
 
     def test_a_prefill_whose_engine_fails_is_computed(self, pair, llm):
@@ -253,11 +257,11 @@ class TestFaults:
             if any(output.finished for output in new.outputs):
                 ended.set()
 
-        thread = EngineThread(consumer.engine, deliver, lambda error: pytest.fail(str(error)))
+        thread = EngineThread(consumer.engine, NO_OTHER_HOSTS, deliver, lambda error: pytest.fail(str(error)))
         thread.start()
         params = with_params(ask_early(producer))
         thread.add(Submission("b", TokenizedPrompt(None, LONG), params, final_only=True))
-        wait_until(lambda: consumer.engine.kv_tiers["peer"].loaded_blocks == 8, seconds=20)
+        wait_until(lambda: consumer.engine.connector.stats["peer"].loaded_blocks == 8, seconds=20)
         thread.abort("b")
         assert ended.wait(5), "it waited for the other engine"
         assert outputs[-1].outputs[0].finish_reason == "abort"

@@ -78,7 +78,7 @@ def test_weights_stay_as_stored_where_they_fit_with_the_whole_context(plan):
     line, llm = plan(FLOAT_BYTES + 2 * 65536 * CACHE_BYTES_A_TOKEN)
     assert llm.max_model_len == 65536
     assert has_bytes(llm, FLOAT_BYTES)
-    assert "weights as stored, 12.4 MiB of 28.4 MiB free (--quantization narrows them)" in line
+    assert "weights as stored, 12.4 MiB of 28.4 MiB free (--quantization makes them smaller)" in line
     assert "65536 tokens of context into 8.0 MiB of KV cache (--max-model-len, --kv-cache-memory)" in line
 
 
@@ -90,7 +90,7 @@ def test_the_context_is_what_the_rest_of_the_memory_holds(plan):
 
 
 @pytest.mark.parametrize(("name", "nbytes"), [("int8", INT8_BYTES), ("int4", INT4_BYTES)])
-def test_weights_are_narrowed_as_little_as_possible_and_it_is_said(plan, name, nbytes):
+def test_weights_are_quantized_as_little_as_possible_and_it_is_said(plan, name, nbytes):
     line, llm = plan(nbytes * 1.02 + 4096 * CACHE_BYTES_A_TOKEN)
     assert has_bytes(llm, nbytes)
     assert f"{name} weights of" in line
@@ -109,7 +109,7 @@ def test_what_was_asked_for_is_kept(plan):
     assert "weights as asked for" in line
 
 
-def test_a_context_that_was_asked_for_narrows_the_weights(plan):
+def test_a_context_that_was_asked_for_quantizes_the_weights(plan):
     _, llm = plan(FLOAT_BYTES + 4 * MIB, max_model_len=65536)
     assert llm.max_model_len == 65536
     assert has_bytes(llm, INT8_BYTES)
@@ -198,7 +198,7 @@ def print_planned(folder, nbytes, arguments):
     cache_memory.free_host_bytes = lambda: 1 << 40
     with LLM(folder, fit_memory=True, max_num_seqs=4, **arguments) as llm:
         runner = llm.engine.runner
-        caches = sum(array.nbytes for stage in runner.executor.stages for array in jax.tree.leaves(stage.caches))
+        caches = sum(array.nbytes for stage in runner.executor.stages for array in jax.tree.leaves(stage.state.caches))
         planned = runner.num_ranks * sum(runner.kv_bytes_per_block[span] * n for span, n in runner.num_blocks.items())
         assert caches == planned
         print(json.dumps({"weights": llm.weight_bytes, "context": llm.max_model_len, "caches": caches}))

@@ -93,7 +93,7 @@ def test_more_stages_than_devices_are_refused(checkpoint):
 )
 def test_what_stages_cannot_do_is_refused(arguments):
     name = next(name for name in arguments if name not in ("tensor_parallel_size", "enable_expert_parallel"))
-    with pytest.raises(ConfigError, match=f"{name}.* is not implemented with pipeline_parallel_size=2"):
+    with pytest.raises(ConfigError, match=f"{name}.* does not combine with pipeline_parallel_size=2"):
         EngineArgs(pipeline_parallel_size=2, **arguments)
 
 

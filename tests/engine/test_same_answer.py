@@ -1,4 +1,4 @@
-"""A request's tokens do not depend on its company, on preemption, caching, chunking or the number of devices."""
+"""A request's tokens do not depend on the rest of the batch, preemption, caching, chunking or the number of devices."""
 
 import json
 

@@ -70,20 +70,20 @@ def test_default_cache(start_llm):
 
 
 @pytest.mark.parametrize(
-    # An int8 entry of 16 numbers has 20 bytes. 24: blocks that the native kernel does not take.
+    # An int8 entry of 16 elements has 20 bytes. 24: blocks that the native kernel does not take.
     ("dtype", "block_size", "blocks"),
     [
         *(("bfloat16", 32, 100), ("int8", 24, 213)),
         *(pytest.param(*row, marks=pytest.mark.slow) for row in [("int8", 32, 160), ("float16", 32, 100)]),
     ],
 )
-def test_narrower_cache_entries_and_other_blocks(start_llm, dtype, block_size, blocks):
+def test_smaller_cache_entries_and_other_blocks(start_llm, dtype, block_size, blocks):
     settings = {"kv_cache_dtype": dtype, "block_size": block_size, "max_num_seqs": 8}
     with start_llm() as llm:
         expected = llm.compute_logits(PROMPT, path="paged")
     with start_llm(kv_cache_memory=100 * BLOCK_BYTES, **settings) as llm:
         assert num_blocks(llm) == blocks
-        assert llm.engine.runner.executor.caches[0].dtype == jnp.dtype(dtype)
+        assert llm.engine.runner.executor.state.caches[0].array.dtype == jnp.dtype(dtype)
         logits = llm.compute_logits(PROMPT, path="paged")
         assert 0 < np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
         assert len(llm.generate([1, 2], SamplingParams(max_tokens=3))[0].outputs[0].token_ids) == 3
@@ -122,7 +122,7 @@ def test_device_without_the_memory(start_llm, monkeypatch):
     def no_memory(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nallocator: ...")
 
-    monkeypatch.setattr(kv_cache, "make_kv_cache", no_memory)
+    monkeypatch.setattr(kv_cache, "make_cache_array", no_memory)
     with pytest.raises(EngineError, match=r"no memory for a KV cache of 512.0 KiB: give a smaller kv_cache_memory$"):
         start_llm()
 

@@ -78,7 +78,7 @@ def check_native_takes_nothing(folder: str, sizes: str) -> None:
                 [prompt(0)], SamplingParams(**GREEDY, extra_args={"kv_transfer_params": params})
             )[0]
             assert output.num_cached_tokens == 0
-            assert consumer.engine.kv_tiers["peer"].failed_blocks > 0
+            assert consumer.engine.connector.stats["peer"].failed_blocks > 0
     print("native is refused")
 
 

@@ -7,7 +7,7 @@ import sys
 def test_the_peak_stays_when_the_memory_is_given_back():
     """In a process of its own, which is smaller than one that has run tests: the block is twice its size."""
     code = (
-        "from jaxis.host.peak_memory import peak_memory_bytes\n"
+        "from jaxis.host.machine import peak_memory_bytes\n"
         "before = peak_memory_bytes()\n"
         "block = b'x' * (before + (64 << 20))\n"
         "size = len(block)\n"

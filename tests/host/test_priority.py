@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from jaxis.host.priority import NICENESS, yield_to_others
+from jaxis.host.machine import NICENESS, yield_to_others
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
 

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from jaxis.host.sized_executor import SizedExecutor
+from jaxis.host.threads import SizedExecutor
 
 
 @pytest.fixture

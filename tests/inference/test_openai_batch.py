@@ -13,7 +13,7 @@ from jaxis.inference.openai_batch import CHAT_URL, COMPLETIONS_URL, CUSTOM_ID, R
 from jaxis.inference.run import MemorySink, answer_rows, run
 from jaxis.inference.source import ListSource, Row
 from jaxis.parsing.model_parsers import ModelParsers
-from jaxis.server.endpoints.served_model import ServedModel
+from jaxis.server.generation.served_model import ServedModel
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxis.kernels.quantized_matmul.scale_codes import find_codes
 from jaxis.kernels.weights import CodedWeight, PackedWeight, WeightScheme, dequantize, pack, quantize
+from jaxis.kernels.weights.scale_codes import find_codes
 
 BITS = {"int4": 4, "int5": 5, "int6": 6}
 bits = pytest.mark.parametrize("qtype", BITS)

@@ -14,13 +14,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import AttentionSpan
-from jaxis.kernels.index_selection import index_cache_shape, select_tokens
+from jaxis.kernels.index_selection import index_cache_layout, select_tokens
 from jaxis.kernels.latent_attention import gpu as latent_gpu
 from jaxis.kernels.latent_attention import latent_attention
 from jaxis.kernels.latent_attention import layout as latent_layout
+from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.ragged_paged_attention import gpu, layout, ragged_paged_attention
-from jaxis.planning.abstract_runner import AbstractRunner, bytes_per_device, target_mesh
-from jaxis.planning.compiled_program import CompiledProgram, read_program
+from jaxis.planning.step_costs import AbstractRunner, CompiledProgram, bytes_per_device, read_program, target_mesh
 from jaxis.planning.targets import parse_target
 from tests.support.cut_models import NUM_LAYERS, cut_model
 from tests.support.ptxas import AssembledKernel, compiled_kernels
@@ -76,6 +76,10 @@ def array(dtype: DTypeLike, *shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
+def cache_of(cache_layout: CacheLayout) -> PagedCache:
+    return cache_layout.cache(array(cache_layout.dtype, NUM_BLOCKS, *cache_layout.shape))
+
+
 def step() -> tuple[jax.ShapeDtypeStruct, ...]:
     """Lengths, block tables, rows and distribution."""
     shapes = ((NUM_REQUESTS,), (NUM_REQUESTS, MAX_BLOCKS), (NUM_REQUESTS + 1,), (3,))
@@ -97,7 +101,7 @@ def test_no_kernel_spills(name, mesh, tmp_path):
     sinks = array(dtype, num_heads) if "sinks" in options else None
     options = {key: value for key, value in options.items() if key != "sinks"}
     attend = functools.partial(gpu.ragged_paged_attention, scale=0.1, **options)
-    cache = array(cache_dtype, *layout.kv_cache_shape(NUM_BLOCKS, BLOCK_SIZE, num_kv_heads, head_dim, cache_dtype))
+    cache = cache_of(layout.kv_cache_layout(BLOCK_SIZE, num_kv_heads, head_dim, cache_dtype)).array
     lowered = lower(
         mesh,
         lambda sinks, *operands: attend(*operands, sinks=sinks),
@@ -115,37 +119,37 @@ def test_no_kernel_of_latent_attention_spills(name, mesh, tmp_path):
     num_heads, value_dim, rope_dim, dtype, cache_dtype = LATENT_FAMILIES[name]
     head_dim = value_dim + rope_dim
     attend = functools.partial(latent_gpu.latent_attention, value_dim=value_dim, scale=0.1)
-    cache = array(cache_dtype, *latent_layout.latent_cache_shape(NUM_BLOCKS, BLOCK_SIZE, head_dim, cache_dtype))
+    cache = cache_of(latent_layout.latent_cache_layout(BLOCK_SIZE, head_dim, cache_dtype)).array
     lowered = lower(mesh, attend, array(dtype, 64, num_heads, head_dim), cache, *step())
     assert_kernels_do_not_spill(compiled_kernels(lowered, tmp_path))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 64])
 def test_the_cache_is_written_and_read_in_place_without_loops(num_tokens, mesh):
-    cache = array(BF16, *layout.kv_cache_shape(NUM_BLOCKS, BLOCK_SIZE, 8, 128, BF16))
+    cache = cache_of(layout.kv_cache_layout(BLOCK_SIZE, 8, 128, BF16))
     kv = array(BF16, num_tokens, 8, 128)
     operands = (array(BF16, num_tokens, 16, 128), kv, kv, cache, array(jnp.int32, num_tokens), *step())
     attend = functools.partial(ragged_paged_attention, scale=0.1)
     program = read_program(lower(mesh, attend, *operands, donated=(3,)).compile())
-    check_in_place(program, cache)
+    check_in_place(program, cache.array)
 
 
 @pytest.mark.slow
 def test_the_latent_cache_is_written_and_read_in_place_without_loops(mesh):
-    cache = array(BF16, *latent_layout.latent_cache_shape(NUM_BLOCKS, BLOCK_SIZE, 576, BF16))
+    cache = cache_of(latent_layout.latent_cache_layout(BLOCK_SIZE, 576, BF16))
     operands = (array(BF16, 64, 16, 576), array(BF16, 64, 576), cache, array(jnp.int32, 64), *step())
     attend = functools.partial(latent_attention, value_dim=512, scale=0.1)
     program = read_program(lower(mesh, attend, *operands, donated=(2,)).compile())
-    check_in_place(program, cache)
+    check_in_place(program, cache.array)
 
 
 def test_attention_to_selected_tokens_writes_its_caches_in_place(mesh):
     """DeepSeek V3.2, on eight devices."""
-    latents = array(BF16, *latent_layout.latent_cache_shape(NUM_BLOCKS, BLOCK_SIZE, 576, BF16))
-    keys = array(BF16, *index_cache_shape(NUM_BLOCKS, BLOCK_SIZE, 128, BF16))
+    latents = cache_of(latent_layout.latent_cache_layout(BLOCK_SIZE, 576, BF16))
+    keys = cache_of(index_cache_layout(BLOCK_SIZE, 128, BF16))
     queries = (array(BF16, 64, 16, 576), array(BF16, 64, 576), array(BF16, 64, 64, 128))
 
-    def attend(latents: jax.Array, keys: jax.Array, *arrays: jax.Array) -> Any:
+    def attend(latents: PagedCache, keys: PagedCache, *arrays: jax.Array) -> Any:
         q, entries, index_q, weights, new_keys, *rest = arrays
         keys, selection = select_tokens(index_q, weights, new_keys, keys, *rest, num_selected=2048)
         latents, out = latent_attention(q, entries, latents, *rest, selection, value_dim=512, scale=0.1)
@@ -173,7 +177,7 @@ def test_a_models_step_attends_without_loops_and_copies_no_cache(name, num_devic
     assert program.text.num_loops == 0
 
 
-def check_in_place(program: CompiledProgram, cache: jax.ShapeDtypeStruct) -> None:
+def check_in_place(program: CompiledProgram, cache: jax.Array) -> None:
     assert program.text.num_loops == 0
     assert program.memory.aliased >= cache.size * cache.dtype.itemsize
     assert [copy for copy in program.text.copies if copy.nbytes > 1 << 20] == []

@@ -14,13 +14,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.kernels.index_selection import index_cache_shape, select_tokens
-from jaxis.kernels.latent_attention import latent_attention, latent_cache_shape
-from jaxis.kernels.ragged_paged_attention import kv_cache_shape, ragged_paged_attention
+from jaxis.kernels.index_selection import index_cache_layout, select_tokens
+from jaxis.kernels.latent_attention import latent_attention, latent_cache_layout
+from jaxis.kernels.paged_cache import CacheLayout, PagedCache
+from jaxis.kernels.ragged_paged_attention import kv_cache_layout, ragged_paged_attention
 from jaxis.layers.attention import attention
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import KVCacheSpec
-from jaxis.parallel.mesh import MESH_AXES, logical_sharding
+from jaxis.parallel.mesh import MESH_AXES
 from jaxis.planning.targets import parse_target
 from tests.support.tpu_schedules import schedules
 
@@ -51,12 +52,14 @@ def array(mesh: Mesh, shape: tuple[int, ...], dtype: DTypeLike, *axes: str | Non
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*axes)))
 
 
-def check_leaves_the_cache_in_place(
-    compiled: jax.stages.Compiled, cache: jax.ShapeDtypeStruct, q: jax.ShapeDtypeStruct
-) -> None:
-    assert cache.sharding is not None
+def cache_of(mesh: Mesh, layout: CacheLayout) -> PagedCache:
+    return layout.cache(array(mesh, (NUM_BLOCKS, *layout.shape), layout.dtype))
+
+
+def check_leaves_the_cache_in_place(compiled: jax.stages.Compiled, cache: PagedCache, q: jax.ShapeDtypeStruct) -> None:
+    entries = cache.array
     memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes == math.prod(cache.sharding.shard_shape(cache.shape)) * cache.dtype.itemsize
+    assert memory.alias_size_in_bytes == math.prod(entries.sharding.shard_shape(entries.shape)) * entries.dtype.itemsize
     # Queries and outputs as tiles, in float32 at most, whose rows are whole lanes; new entries, and tables.
     tile_bytes = 4 * math.prod(q.shape[:-1]) * -(-q.shape[-1] // 128) * 128
     assert memory.temp_size_in_bytes < (2 << 20) + 4 * tile_bytes
@@ -83,14 +86,14 @@ CASES: dict[str, tuple[int, int, int, DTypeLike, DTypeLike, dict[str, Any]]] = {
 
 def compile_paged_attention(
     target: str, num_tokens: int, case: str
-) -> tuple[jax.stages.Compiled, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+) -> tuple[jax.stages.Compiled, PagedCache, jax.ShapeDtypeStruct]:
     """The compiled program of a step of one layer, and its cache and queries."""
     num_heads, num_kv_heads, head_dim, dtype, cache_type, options = CASES[case]
     mesh = mesh_of(target, 1)
     options = dict(options)
     sinks = array(mesh, (num_heads,), dtype) if options.pop("sinks", False) else None
     with jax.set_mesh(mesh):
-        cache = array(mesh, kv_cache_shape(NUM_BLOCKS, BLOCK_SIZE, num_kv_heads, head_dim, cache_type), cache_type)
+        cache = cache_of(mesh, kv_cache_layout(BLOCK_SIZE, num_kv_heads, head_dim, cache_type))
         q, k, v = (array(mesh, (num_tokens, heads, head_dim), dtype) for heads in (num_heads, *[num_kv_heads] * 2))
         attend = functools.partial(ragged_paged_attention, scale=0.1, **options)
         step = jax.jit(lambda sinks, *operands: attend(*operands, sinks=sinks), donate_argnums=4)
@@ -122,7 +125,7 @@ def test_latent_attention(target, num_tokens, cache_type, num_heads):
     """DeepSeek V3, on eight devices and on one."""
     mesh = mesh_of(target, 1)
     with jax.set_mesh(mesh):
-        cache = array(mesh, latent_cache_shape(NUM_BLOCKS, BLOCK_SIZE, 512, 64, cache_type), cache_type)
+        cache = cache_of(mesh, latent_cache_layout(BLOCK_SIZE, 512, 64, cache_type))
         q, entries = (array(mesh, shape, jnp.bfloat16) for shape in ((num_tokens, num_heads, 576), (num_tokens, 576)))
         attend = functools.partial(latent_attention, value_dim=512, scale=0.1)
         compiled = jax.jit(attend, donate_argnums=2).lower(q, entries, cache, *operands(mesh, num_tokens)).compile()
@@ -135,13 +138,13 @@ def test_attention_to_selected_tokens(target, num_tokens):
     """DeepSeek V3.2, on eight devices: without a kernel, and without a copy of a cache."""
     mesh, dtype = mesh_of(target, 1), jnp.bfloat16
     with jax.set_mesh(mesh):
-        latents = array(mesh, latent_cache_shape(NUM_BLOCKS, BLOCK_SIZE, 512, 64, dtype, is_gathered=True), dtype)
-        keys = array(mesh, index_cache_shape(NUM_BLOCKS, BLOCK_SIZE, 128, dtype), dtype)
+        latents = cache_of(mesh, latent_cache_layout(BLOCK_SIZE, 512, 64, dtype, is_gathered=True))
+        keys = cache_of(mesh, index_cache_layout(BLOCK_SIZE, 128, dtype))
         q, entries, index_q, new_keys = (
             array(mesh, (num_tokens, *shape), dtype) for shape in ((16, 576), (576,), (64, 128), (128,))
         )
 
-        def step(latents: jax.Array, keys: jax.Array, *arrays: jax.Array) -> Any:
+        def step(latents: PagedCache, keys: PagedCache, *arrays: jax.Array) -> Any:
             q, entries, index_q, weights, new_keys, *rest = arrays
             keys, selection = select_tokens(index_q, weights, new_keys, keys, *rest, num_selected=2048)
             latents, out = latent_attention(q, entries, latents, *rest, selection, value_dim=512, scale=0.1)
@@ -163,15 +166,15 @@ def test_each_device_has_its_own_heads(num_kv_heads):
     mesh, num_tokens, head_dim, dtype = mesh_of("v5e-4", 4), 64, 128, jnp.bfloat16
     spec = KVCacheSpec(num_kv_heads, head_dim).on_devices(4)
     with jax.set_mesh(mesh):
-        shape = spec.shape(NUM_BLOCKS, BLOCK_SIZE, dtype)
-        cache = jax.ShapeDtypeStruct(shape, dtype, sharding=logical_sharding(mesh, spec.axes(shape, dtype), shape))
-        assert cache.sharding.shard_shape(shape)[1] == max(1, num_kv_heads // 4)
+        layout = spec.layout(BLOCK_SIZE, dtype)
+        cache = layout.cache(array(mesh, (NUM_BLOCKS, *layout.shape), dtype, None, "model"))
+        assert cache.array.sharding.shard_shape(cache.array.shape)[1] == max(1, num_kv_heads // 4)
         q, k, v = (
             array(mesh, (num_tokens, heads, head_dim), dtype, None, "model" if heads % 4 == 0 else None)
             for heads in (16, num_kv_heads, num_kv_heads)
         )
 
-        def step(cache: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, *rest: jax.Array) -> Any:
+        def step(cache: PagedCache, q: jax.Array, k: jax.Array, v: jax.Array, *rest: jax.Array) -> Any:
             positions, seq_lens, block_tables, query_start_loc, distribution = rest
             metadata = AttentionMetadata(positions, block_tables, seq_lens, query_start_loc, distribution)
             return attention(cache, q, k, v, metadata, rope=None, scale=0.1, span=FULL_CONTEXT)

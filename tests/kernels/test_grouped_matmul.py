@@ -7,7 +7,7 @@ import pytest
 
 from jaxis.kernels.grouped_matmul import loop, reference
 from jaxis.kernels.weights import QuantizedWeight, WeightScheme, quantize
-from jaxis.kernels.weights.grouped import grouped_matmul
+from jaxis.kernels.weights.grouped_experts import grouped_matmul
 from tests.support.quantized_products import expected_weight, quantized_product
 
 # Of 40 rows: some groups without any, one group with all, rows past the last group, one row each.

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxis.engine.execution.weight_layout import laid_out
+from jaxis.engine.execution.model_arrays import laid_out
 from jaxis.kernels.weights import ExpertStacks, experts, matmul
-from jaxis.kernels.weights.grouped import grouped_matmul
+from jaxis.kernels.weights.grouped_experts import grouped_matmul
 from jaxis.layers.glu import GLU
 from jaxis.parallel.mesh import MESH_AXES, logical_sharding
-from jaxis.planning.compiled_program import CompiledProgram, read_program
+from jaxis.planning.step_costs import CompiledProgram, read_program
 from jaxis.planning.targets import parse_target
 from tests.support.weight_stacks import KINDS, abstract_stack, stack_bytes
 
 pytestmark = pytest.mark.compile_tpu
 
-NARROW = [kind for kind in KINDS if kind != "float32"]
+LOW_PRECISION = [kind for kind in KINDS if kind != "float32"]
 OFTEN = ("bfloat16", "int4 in groups of 128", "int4 with minima", "fp8 in blocks")
 # Name -> rows, X, out, in.
 SHAPES = {
@@ -66,7 +66,7 @@ def check(program: CompiledProgram, num_products: int, weight_bytes: int) -> Non
     "target", ["v5e-1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("v6e-1", "tpu7x-8"))]
 )
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.slow) for kind in NARROW]
+    "kind", [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.slow) for kind in LOW_PRECISION]
 )
 def test_every_kind_of_weight_is_read_where_it_is(kind, target):
     program, weight_bytes = compiled_product(target, kind, "Qwen3 30B A3B")

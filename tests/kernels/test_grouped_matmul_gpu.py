@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels.grouped_matmul import gpu
-from jaxis.kernels.grouped_matmul.stored import stored_stack
-from jaxis.kernels.weights import QuantizedWeight
+from jaxis.kernels.weights import QuantizedWeight, as_weight
 from tests.support.quick_rows import quick_rows
 from tests.support.weight_stacks import KINDS, grouped_product, weight_stack
 
@@ -15,7 +14,7 @@ GROUP_SIZES = (7, 0, 26, 13, 0)
 
 
 def product(x, weight, group_sizes):
-    stack = stored_stack(weight)
+    stack = as_weight(weight).kernel_stack()
     assert gpu.supports(x, stack)
     y = gpu.grouped_matmul(x, stack, jnp.asarray(group_sizes, jnp.int32), interpret=True)
     assert y.dtype == x.dtype
@@ -40,7 +39,7 @@ def test_each_row_is_multiplied_by_its_groups_weight(kind):
 
 @pytest.mark.parametrize("group_sizes", [(0, 0, 0), (0, 3, 0)], ids=str)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_odd_numbers_of_narrow_rows(group_sizes, dtype):
+def test_odd_numbers_of_quantized_rows(group_sizes, dtype):
     x, (weight, expected) = jnp.asarray(random(3, 128), dtype), weight_stack("bfloat16", 3, 24, 128)
     y = product(x, weight, group_sizes)
     exact = grouped_product(np.asarray(x, np.float32), expected, group_sizes)
@@ -54,7 +53,7 @@ def test_weights_of_groups_without_rows_are_not_read():
 
 
 @pytest.mark.parametrize("kind", quick_rows(["bfloat16", "int4 in groups of 32", "fp8 in blocks"], ["bfloat16"]))
-def test_a_rows_bits_are_the_same_in_any_company(kind):
+def test_a_rows_bits_are_the_same_regardless_of_the_batch(kind):
     x, (weight, _) = jnp.asarray(random(70, 256), jnp.bfloat16), weight_stack(kind, 2, 64, 256)
     together = product(x, weight, (3, 67))
     np.testing.assert_array_equal(product(x[3:9], weight, (0, 6)), together[3:9])
@@ -63,7 +62,7 @@ def test_a_rows_bits_are_the_same_in_any_company(kind):
 @pytest.mark.parametrize("kind", ["int8 in groups of 128", "fp8 by rows"])
 def test_features_of_one_group_are_divided_between_programs_or_not_with_the_same_bits(kind):
     x, (weight, expected) = jnp.asarray(random(70, 2048), jnp.bfloat16), weight_stack(kind, 1, 64, 2048)
-    plans = [gpu._plan(x[:rows], stored_stack(weight)) for rows in (3, 70)]
+    plans = [gpu._plan(x[:rows], as_weight(weight).kernel_stack()) for rows in (3, 70)]
     assert [(plan.splits, plan.splits_between_programs) for plan in plans] == [(4, True), (4, False)]
     few, many = product(x[:3], weight, (3,)), product(x, weight, (70,))
     np.testing.assert_array_equal(few, many[:3])
@@ -73,4 +72,4 @@ def test_features_of_one_group_are_divided_between_programs_or_not_with_the_same
 
 def test_what_the_kernel_does_not_take():
     groups_of_48 = QuantizedWeight(jnp.zeros((2, 16, 96), jnp.int8), jnp.ones((2, 16, 2)))
-    assert not gpu.supports(jnp.zeros((4, 96)), stored_stack(groups_of_48))
+    assert not gpu.supports(jnp.zeros((4, 96)), as_weight(groups_of_48).kernel_stack())

@@ -7,8 +7,7 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxis.kernels.grouped_matmul import tpu
-from jaxis.kernels.grouped_matmul.stored import stored_stack
-from jaxis.kernels.weights import QuantizedWeight
+from jaxis.kernels.weights import QuantizedWeight, as_weight
 from tests.support.weight_stacks import KINDS, grouped_product, weight_stack
 
 # Of 150 rows, which take two tiles: groups without rows, one in both tiles, one that shares the second, rows past all.
@@ -28,7 +27,7 @@ def strict():
 
 
 def product(x, weight, group_sizes, interpret):
-    stack = stored_stack(weight)
+    stack = as_weight(weight).kernel_stack()
     assert tpu.supports(x, stack)
     y = tpu.grouped_matmul(x, stack, jnp.asarray(group_sizes, jnp.int32), interpret=interpret)
     assert y.dtype == x.dtype
@@ -63,14 +62,14 @@ def test_weights_of_groups_without_rows_are_not_read(strict):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_is_summed_in_the_same_chunks_in_any_company(kind):
-    stack = stored_stack(weight_stack(kind, 2, 160, 512)[0])
+def test_a_row_is_summed_in_the_same_chunks_regardless_of_the_batch(kind):
+    stack = as_weight(weight_stack(kind, 2, 160, 512)[0]).kernel_stack()
     plans = [tpu._plan(jnp.zeros((rows, 512), jnp.bfloat16), stack) for rows in (1, 8, 100, 5000)]
     assert len({(plan.chunk, plan.outputs) for plan in plans}) == 1
 
 
 def test_what_the_kernel_does_not_take():
-    stack = stored_stack(weight_stack("float32", 2, 16, 128)[0])
+    stack = as_weight(weight_stack("float32", 2, 16, 128)[0]).kernel_stack()
     assert not tpu.supports(jnp.zeros((4, 128), jnp.float16), stack)
     groups_of_48 = QuantizedWeight(jnp.zeros((2, 16, 96), jnp.int8), jnp.ones((2, 16, 2)))
-    assert not tpu.supports(jnp.zeros((4, 96)), stored_stack(groups_of_48))
+    assert not tpu.supports(jnp.zeros((4, 96)), as_weight(groups_of_48).kernel_stack())

@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxis.kernels.head_matmul import cpu, head_matmul
+from jaxis.kernels.weights import head_matmul
+from jaxis.kernels.weights.stack_packer import pack_stack
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 
 dtypes = pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
@@ -27,7 +28,7 @@ def expected(x, weight):
 def test_packed_equals_numpy(isa, dtype, shape):  # noqa: F811
     tokens, heads, out_size, in_size = shape
     x, weight = random(tokens, heads, in_size), random(heads, out_size, in_size, seed=1).astype(dtype)
-    y = head_matmul(jnp.asarray(x), cpu.pack(weight))
+    y = head_matmul(jnp.asarray(x), pack_stack(weight))
     np.testing.assert_allclose(y, expected(x, weight), rtol=0, atol=1e-4)
 
 
@@ -41,7 +42,7 @@ def test_plain_equals_numpy_and_has_derivatives(dtype):
 
 @each_isa
 def test_a_token_gets_the_same_bits_in_any_batch(isa):  # noqa: F811
-    x, weight = jnp.asarray(random(40, 4, 48)), cpu.pack(random(4, 40, 48, seed=1).astype(ml_dtypes.bfloat16))
+    x, weight = jnp.asarray(random(40, 4, 48)), pack_stack(random(4, 40, 48, seed=1).astype(ml_dtypes.bfloat16))
     together = head_matmul(x, weight)
     for size in (1, 3, 13):
         alone = [head_matmul(x[i : i + size], weight) for i in range(0, 40, size)]
@@ -50,6 +51,6 @@ def test_a_token_gets_the_same_bits_in_any_batch(isa):  # noqa: F811
 
 def test_a_bfloat16_x_gives_bfloat16():
     x, weight = random(3, 2, 16), random(2, 8, 16, seed=1)
-    y = head_matmul(jnp.asarray(x, jnp.bfloat16), cpu.pack(weight))
+    y = head_matmul(jnp.asarray(x, jnp.bfloat16), pack_stack(weight))
     assert y.dtype == jnp.bfloat16
     np.testing.assert_allclose(y.astype(np.float32), expected(x, weight), rtol=0, atol=0.1)

@@ -1,4 +1,4 @@
-"""The selection of tokens, native and in plain JAX: against a stable sort, and in any company."""
+"""The selection of tokens, native and in plain JAX: against a stable sort, and batch-invariant."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from jaxis.kernels.index_selection import index_cache_shape, select_from_whole_sequences, select_tokens, tiled
-from tests.support.attention_steps import BFLOAT16
+from jaxis.kernels.index_selection import index_cache_layout, select_from_whole_sequences, select_tokens, tiled
+from tests.support.attention_steps import BFLOAT16, paged
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 from tests.support.selection_steps import SelectionStep
 
@@ -30,7 +30,13 @@ def jitted(select, name, num_selected):
 
 
 def run(step, select, num_selected=NUM_SELECTED):
-    cache, selected = jitted(select, native.isa(), num_selected)(*map(jnp.asarray, step.all))
+    q, weights, keys, cache, *rest = map(jnp.asarray, step.all)
+    chosen = jitted(select, native.isa(), num_selected)
+    if select is tiled.select_tokens:
+        cache, selected = chosen(q, weights, keys, cache, *rest)
+    else:
+        paged_cache, selected = chosen(q, weights, keys, paged(cache, "native" if native.usable() else "any"), *rest)
+        cache = paged_cache.array
     return np.asarray(cache), np.asarray(selected)
 
 
@@ -64,7 +70,7 @@ def test_selections_of_one_token_and_of_more_than_there_are(num_selected):
 
 
 @pytest.mark.parametrize("select", [tiled.select_tokens, pytest.param(select_tokens, marks=needs_native)])
-def test_real_scores_select_the_same_in_any_company(select):
+def test_real_scores_select_the_same_regardless_of_the_batch(select):
     """Alone and in chunks, with numbers whose sums depend on their order."""
     rng = np.random.default_rng(1)
     step = SelectionStep.make([(90, 1), (50, 24), (0, 5)])
@@ -95,5 +101,5 @@ def test_whole_sequences_select_as_the_cache_does():
 
 
 def test_a_token_takes_one_key_in_the_cache():
-    assert index_cache_shape(3, 16, 128, jnp.bfloat16) == (3, 16, 128)
-    assert index_cache_shape(3, 16, 128, jnp.int8) == (3, 16, 132)
+    assert index_cache_layout(16, 128, jnp.bfloat16).shape == (16, 128)
+    assert index_cache_layout(16, 128, jnp.int8).shape == (16, 132)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels.latent_attention import latent_attention, layout, reference
-from tests.support.attention_steps import BFLOAT16, MIX, Step
+from tests.support.attention_steps import BFLOAT16, MIX, Step, paged
 from tests.support.latent_steps import SCALE, Operands, cached, expected, make_latent_step
 
 VALUE_DIM = 32
@@ -18,10 +18,11 @@ cache_types = pytest.mark.parametrize("dtype", [np.float32, BFLOAT16, np.int8], 
 
 
 def run(step: Step, dtype: type = np.float32) -> tuple[np.ndarray, np.ndarray]:
-    """The updated cache and the output, by the implementation that a cache of four axes means."""
-    operands = map(jnp.asarray, Operands.of(step, VALUE_DIM, dtype).all)
+    """The updated cache and the output, by the implementation for the layout of any platform."""
+    q, entries, kv_cache, *rest = map(jnp.asarray, Operands.of(step, VALUE_DIM, dtype).all)
     attend = jax.jit(functools.partial(latent_attention, value_dim=VALUE_DIM, scale=SCALE))
-    return tuple(map(np.asarray, attend(*operands)))
+    cache, out = attend(q, entries, paged(kv_cache), *rest)
+    return np.asarray(cache.array), np.asarray(out)
 
 
 @cache_types
@@ -30,7 +31,7 @@ def test_a_mix_equals_dense_attention(dtype, block_size):
     step = make_latent_step(MIX, block_size=block_size, pad_tokens=11, pad_requests=3)
     cache, out = run(step, dtype)
     assert np.isfinite(out).all()
-    # The weights are as narrow as the values that they multiply.
+    # The weights have the precision of the values that they multiply.
     atol = 2e-2 if dtype == BFLOAT16 else 2e-5
     np.testing.assert_allclose(out[: step.num_tokens], expected(step, VALUE_DIM, dtype), rtol=0, atol=atol)
     decoded = [

@@ -1,4 +1,4 @@
-"""The native kernel, on every instruction set: against dense attention, and against itself in other company."""
+"""The native kernel, on every instruction set: against dense attention, and against itself in other batches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxis.kernels import native
-from jaxis.kernels.latent_attention import latent_attention, latent_cache_shape
-from tests.support.attention_steps import BFLOAT16, MIX, Step
+from jaxis.kernels.latent_attention import latent_attention, latent_cache_layout
+from tests.support.attention_steps import BFLOAT16, MIX, Step, paged
 from tests.support.isa import each_isa, isa, library_for  # noqa: F401 (isa is a fixture)
 from tests.support.latent_steps import SCALE, Operands, cached, expected, make_latent_step
 
@@ -37,9 +37,9 @@ def jitted(isa: str, value_dim: int) -> jax.stages.Wrapped:  # noqa: F811
 def run(operands: Operands, value_dim: int) -> tuple[np.ndarray, np.ndarray]:
     """The updated cache, in the layout of four axes, and the output."""
     q, entries, kv_cache, *rest = map(jnp.asarray, operands.all)
-    blocked = kv_cache.reshape(len(kv_cache), 1, -1)
+    blocked = paged(kv_cache.reshape(len(kv_cache), 1, -1), "native")
     cache, out = jitted(native.isa(), value_dim)(q, entries, blocked, *rest)
-    return np.asarray(cache).reshape(kv_cache.shape), np.asarray(out)
+    return np.asarray(cache.array).reshape(kv_cache.shape), np.asarray(out)
 
 
 def check(step: Step, value_dim: int, dtype: type = np.float32, atol: float = 2e-5) -> None:
@@ -224,8 +224,10 @@ def test_instruction_sets_agree():
 def test_bfloat16_activations():
     step = make_latent_step(MIX, pad_tokens=3)
     operands = Operands.of(step, 32, BFLOAT16)
-    narrow = dataclasses.replace(operands, q=operands.q.astype(BFLOAT16), entries=operands.entries.astype(BFLOAT16))
-    _, out = run(narrow, 32)
+    low_precision = dataclasses.replace(
+        operands, q=operands.q.astype(BFLOAT16), entries=operands.entries.astype(BFLOAT16)
+    )
+    _, out = run(low_precision, 32)
     assert out.dtype == BFLOAT16
     np.testing.assert_allclose(
         out[: step.num_tokens].astype(np.float32), expected(step, 32, BFLOAT16), rtol=0, atol=2e-2
@@ -244,7 +246,7 @@ def test_bfloat16_activations():
     ],
 )
 def test_shapes_and_types_that_the_kernel_does_not_take_have_the_standard_layout(value_dim, rope_dim, dtype, is_native):
-    shape = latent_cache_shape(3, 8, value_dim, rope_dim, dtype)
-    assert len(shape) == (3 if is_native else 4)
+    layout = latent_cache_layout(8, value_dim, rope_dim, dtype)
+    assert layout.kernels == ("native" if is_native else "any")
     entry_bytes = (value_dim + rope_dim) * np.dtype(dtype).itemsize + (8 if dtype == np.int8 else 0)
-    assert np.prod(shape) * np.dtype(dtype).itemsize == 3 * 8 * entry_bytes
+    assert layout.block_bytes == 8 * entry_bytes

@@ -7,7 +7,7 @@ import pytest
 
 from jaxis.kernels import native
 from jaxis.kernels.native_constants import ACTIVATIONS, WEIGHT_TYPES
-from jaxis.kernels.quantized_matmul.packed_format import PackedFormat
+from jaxis.kernels.weights.packed_format import PackedFormat
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxis.errors import EngineError
 from jaxis.kernels import native, native_constants
-from jaxis.kernels.quantized_matmul.packed_format import PackedFormat
+from jaxis.kernels.weights.packed_format import PackedFormat
 from tests.support.places import REPOSITORY
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")

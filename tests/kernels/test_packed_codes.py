@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from jaxis.kernels.grouped_matmul.packed import StackPacker, experts
-from jaxis.kernels.quantized_matmul import QuantizedWeight, packed
-from jaxis.kernels.quantized_matmul.coded import dequantize_codes
-from jaxis.kernels.weights import CodedWeight, PackedWeight, dequantize, fused_matmul, pack
+from jaxis.kernels.weights import CodedWeight, PackedWeight, QuantizedWeight, dequantize, fused_matmul, lookup, pack
+from jaxis.kernels.weights import packed_weight as packed
+from jaxis.kernels.weights.packed_weight import experts
+from jaxis.kernels.weights.stack_packer import StackPacker
 from tests.support.coded_weights import KINDS, random_codes
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 from tests.support.quantized_products import rounded_activations
@@ -50,7 +50,7 @@ def has_int8_products(kind):
 
 def magnitude(weight):
     """The largest term of an element, before a minimum or a zero point is taken off."""
-    return 2 * float(jnp.abs(dequantize_codes(dataclasses.replace(weight, minimum=None, zero_point=None))).max())
+    return 2 * float(jnp.abs(dequantize(dataclasses.replace(weight, minimum=None, zero_point=None))).max())
 
 
 @pytest.mark.parametrize("kind", quick_rows(KINDS, ["gptq3", "nvfp4", "q6_k"]))
@@ -63,7 +63,7 @@ def test_products_equal_numpy_and_a_row_is_the_same_in_any_batch(kind):
             weight = dataclasses.replace(weight, act_qtype=act_qtype)
             # One program for all of them: compiling takes longer than running.
             multiply = jax.jit(lambda x, w, q=act_qtype: [packed.matmul(x[p], [w], act_qtype=q)[0] for p in PARTS])
-            panels = packed.pack_coded(weight)
+            panels = weight.pack()
             assert panels is not None
             together, *parts = multiply(x, panels)
             used = x.astype(np.float64) if act_qtype is None else rounded_activations(x)
@@ -78,20 +78,20 @@ def test_products_equal_numpy_and_a_row_is_the_same_in_any_batch(kind):
 def test_rows_looked_up_are_those_of_the_definition(kind):
     n, k = sizes(kind)[1]
     weight, _ = random_codes(kind, n, k)
-    panels = packed.pack_coded(weight)
-    expected = np.asarray(dequantize_codes(weight))
+    panels = weight.pack()
+    expected = np.asarray(dequantize(weight))
     if kind == "hqq":  # its zero points are floats, which minima stand for
         np.testing.assert_allclose(dequantize(panels), expected, rtol=0, atol=1e-6 * np.abs(expected).max())
         return
     np.testing.assert_array_equal(dequantize(panels), expected)
     ids = np.array([0, n - 1, n // 2, 0, -5, n + 1000], np.int32)
-    np.testing.assert_array_equal(packed.lookup(jnp.asarray(ids), panels), expected[np.clip(ids, 0, n - 1)])
+    np.testing.assert_array_equal(lookup(jnp.asarray(ids), panels, jnp.float32), expected[np.clip(ids, 0, n - 1)])
 
 
 @kinds
 def test_a_weight_takes_the_memory_of_its_format(kind):
     n, k = 64, 3 * sizes(kind)[0][1]
-    panels = packed.pack_coded(random_codes(kind, n, k)[0])
+    panels = random_codes(kind, n, k)[0].pack()
     # NVFP4 has a float32 a row besides.
     assert panels.nbytes * 8 / (n * k) == BITS[kind] + (32 / k if kind == "nvfp4" else 0)
 
@@ -99,12 +99,12 @@ def test_a_weight_takes_the_memory_of_its_format(kind):
 @pytest.mark.parametrize("kind", ["q5_0", "q4_k", "q6_k"])
 def test_weights_of_one_format_are_multiplied_at_once(kind):
     n, k = sizes(kind)[1]
-    weights = [packed.pack_coded(random_codes(kind, rows, k, seed=rows)[0]) for rows in (n, 5, 64)]
+    weights = [random_codes(kind, rows, k, seed=rows)[0].pack() for rows in (n, 5, 64)]
     x = jnp.asarray(random(9, k))
     together = fused_matmul(x, weights)
     for product, weight in zip(together, weights, strict=True):
         np.testing.assert_array_equal(product, packed.matmul(x, [weight])[0])
-    gate, up = (packed.pack_coded(random_codes(kind, n, k, seed=seed)[0]) for seed in (1, 2))
+    gate, up = (random_codes(kind, n, k, seed=seed)[0].pack() for seed in (1, 2))
     (gated,) = packed.matmul(x, [gate, up], activation="silu")
     expected = jax.nn.silu(packed.matmul(x, [gate])[0]) * packed.matmul(x, [up])[0]
     np.testing.assert_allclose(gated, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
@@ -125,7 +125,7 @@ def test_experts(kinds_of_matrices, act_qtype):
         out = StackPacker(num)
         for expert, (weight, _) in enumerate(weights):
             one = dataclasses.replace(weight, act_qtype=act_qtype)
-            out.pack(expert, lambda allocate, one=one: packed.pack_coded(one, allocate))
+            out.pack(expert, lambda allocate, one=one: one.pack(allocate=allocate))
         return out.stack(), weights
 
     gate, gates = stack(gate_kind, hidden, size, 1)
@@ -160,7 +160,7 @@ def test_integers_with_float16_scales_keep_them(qtype):
         weight = QuantizedWeight(rng.integers(-128, 128, (40, 96)).astype(np.int8), scale)
     else:
         weight = QuantizedWeight(rng.integers(0, 256, (40, 48)).astype(np.uint8), scale)
-    panels = packed.pack_quantized(weight)
+    panels = weight.pack()
     np.testing.assert_array_equal(dequantize(panels), dequantize(weight))
     assert panels.nbytes * 8 == 64 * 96 * (8.5 if qtype == "int8" else 4.5)
     x = random(3, 96)
@@ -200,7 +200,7 @@ def super_scaled(blocks, dtype=np.float16, **fields):
     ],
 )
 def test_weights_without_a_kernel_stay_as_they_are(weight):
-    assert not packed.can_pack(weight)
+    assert weight.pack() is None
     assert pack(weight) is weight
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from jaxis.kernels.grouped_matmul.packed import StackPacker, experts
-from jaxis.kernels.quantized_matmul import packed
-from jaxis.kernels.weights import WeightScheme, quantize
+from jaxis.kernels.weights import WeightScheme, as_weight, quantize
+from jaxis.kernels.weights import packed_weight as packed
+from jaxis.kernels.weights.packed_weight import experts
+from jaxis.kernels.weights.stack_packer import StackPacker
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
-from tests.support.quantized_products import NARROW_FLOATS, expected_weight, quantized_product, random_blocks
+from tests.support.quantized_products import LOW_PRECISION_FLOATS, expected_weight, quantized_product, random_blocks
 
 pytestmark = [
     pytest.mark.skipif(native.library() is None, reason="the native library is not built"),
@@ -22,7 +23,7 @@ pytestmark = [
 ]
 
 INTEGERS = [("int8", None, "absmax"), ("int8", 32, "absmax"), ("int4", 64, "minmax")]
-SCHEMES = ["float32", "bfloat16", *NARROW_FLOATS, *INTEGERS]
+SCHEMES = ["float32", "bfloat16", *LOW_PRECISION_FLOATS, *INTEGERS]
 schemes = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s if isinstance(s, str) else "-".join(map(str, s)))
 LIMIT, ALPHA = 0.7, 1.702
 
@@ -70,22 +71,21 @@ def make_stack(scheme, num_experts, n, k, seed):
     stack, weights = StackPacker(num_experts), []
     for expert in range(num_experts):
         numbers = random(n, k, seed=seed + expert) * 0.3
-        if scheme in NARROW_FLOATS:
+        if scheme in LOW_PRECISION_FLOATS:
             blocks, weight = random_blocks(scheme, n, k, seed + expert)
             # Of the size of the others' numbers, so that no hidden state is out of the activations' range.
             blocks = dataclasses.replace(
                 blocks, scale=(blocks.scale.astype(np.float32) / 16).astype(blocks.scale.dtype)
             )
             weights.append(weight / 16)
-            stack.pack(expert, lambda allocate, w=blocks: packed.pack_blocks(w, allocate))
+            stack.pack(expert, lambda allocate, w=blocks: w.pack(allocate=allocate))
             continue
         if isinstance(scheme, str):
             weight = numbers.astype(ml_dtypes.bfloat16 if scheme == "bfloat16" else np.float32)
-            pack = packed.pack
         else:
-            weight, pack = quantize(numbers, WeightScheme(*scheme)), packed.pack_quantized
+            weight = quantize(numbers, WeightScheme(*scheme))
         weights.append(weight)
-        stack.pack(expert, lambda allocate, w=weight, pack=pack: pack(w, allocate))
+        stack.pack(expert, lambda allocate, w=weight: as_weight(w).pack(allocate=allocate))
     return Stack(stack.stack(), weights)
 
 
@@ -144,7 +144,7 @@ def assert_near(actual, exact, tolerance=2e-5):
 @schemes
 def test_experts_equal_a_loop_over_slots(scheme):
     layer, x = Layer.make(scheme), random(19, 64)
-    ids, weights = route(19, 3, 5)  # nobody asks for the last expert
+    ids, weights = route(19, 3, 5)  # no token asks for the last expert
     y = layer.run(x, ids, weights, activation="silu")
     assert_near(y, layer.by_hand(x, ids, weights, "silu"))
 
@@ -222,6 +222,6 @@ def test_weights_of_experts_not_hit_are_not_read():
 def test_a_stack_has_one_format():
     stack = StackPacker(2)
     stack.pack(0, lambda allocate: packed.pack(random(4, 8), allocate))
-    narrow = random(4, 8).astype(ml_dtypes.bfloat16)
+    low_precision = random(4, 8).astype(ml_dtypes.bfloat16)
     with pytest.raises(ValueError, match="has a different type"):
-        stack.pack(1, lambda allocate: packed.pack(narrow, allocate))
+        stack.pack(1, lambda allocate: packed.pack(low_precision, allocate))

@@ -9,10 +9,18 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from jaxis.kernels.quantized_matmul import block_scaled_matmul, packed, reference
-from jaxis.kernels.weights import BlockScaledWeight, QuantizedWeight, WeightScheme, dequantize, quantize
+from jaxis.kernels.weights import (
+    BlockScaledWeight,
+    QuantizedWeight,
+    WeightScheme,
+    dequantize,
+    lookup,
+    quantize,
+    reference,
+)
+from jaxis.kernels.weights import packed_weight as packed
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
-from tests.support.quantized_products import NARROW_FLOATS, expected_weight, quantized_product, random_blocks
+from tests.support.quantized_products import LOW_PRECISION_FLOATS, expected_weight, quantized_product, random_blocks
 
 pytestmark = [
     pytest.mark.skipif(native.library() is None, reason="the native library is not built"),
@@ -24,7 +32,7 @@ pytestmark = [
 INT8 = [*(("int8", group, "absmax", False) for group in (None, 32, 64, 128)), ("int8", 64, "absmax", True)]
 INT4 = [("int4", group, how, False) for group in (None, 32, 64, 128) for how in ("absmax", "minmax")]
 WIDE = [("int8", None, "absmax", True), ("int4", None, "absmax", True), ("int4", 128, "minmax", True)]
-SCHEMES = ["float32", "bfloat16", *NARROW_FLOATS, *INT8, *INT4, *WIDE]
+SCHEMES = ["float32", "bfloat16", *LOW_PRECISION_FLOATS, *INT8, *INT4, *WIDE]
 # Groups of other lengths differ from those of 32 by a number that a loop counts to.
 SLOW = [scheme for scheme in SCHEMES if not isinstance(scheme, str) and scheme[1] in (64, 128) and not scheme[3]]
 schemes = pytest.mark.parametrize(
@@ -60,10 +68,9 @@ class Weight:
 
 def make(scheme, n, k, seed=0):
     numbers = random(n, k, seed=seed)
-    if scheme in NARROW_FLOATS:
+    if scheme in LOW_PRECISION_FLOATS:
         weight, dense = random_blocks(scheme, n, k, seed)
-        assert packed.can_pack(weight)
-        return Weight(packed.pack_blocks(weight), dense, None)
+        return Weight(weight.pack(), dense, None)
     if isinstance(scheme, str):
         numbers = numbers.astype(ml_dtypes.bfloat16 if scheme == "bfloat16" else np.float32)
         return Weight(packed.pack(numbers), numbers.astype(np.float64), None)
@@ -72,8 +79,7 @@ def make(scheme, n, k, seed=0):
     # A scale that bfloat16 does not have, where there is one a row as where it is a group's.
     scale = weight.scale.astype(np.float32) * np.float32(1.001) if wide else weight.scale.astype(ml_dtypes.bfloat16)
     weight = dataclasses.replace(weight, scale=scale)
-    assert packed.can_pack(weight)
-    return Weight(packed.pack_quantized(weight), expected_weight(weight), weight)
+    return Weight(weight.pack(), expected_weight(weight), weight)
 
 
 def sizes(scheme):
@@ -152,7 +158,7 @@ def test_rows_looked_up_are_those_packed(scheme):
     for n, k in sizes(scheme):
         weight = make(scheme, n, k)
         ids = np.array([0, n - 1, n // 2, n // 3, 0, -5, n + 1000], np.int32)
-        rows = packed.lookup(jnp.asarray(ids), weight.packed)
+        rows = lookup(jnp.asarray(ids), weight.packed, jnp.float32)
         np.testing.assert_allclose(rows, weight.dense[np.clip(ids, 0, n - 1)], rtol=1e-6, atol=0)
 
 
@@ -160,8 +166,8 @@ def test_rows_looked_up_are_those_packed(scheme):
 def test_other_float_types_are_packed_as_float32(dtype):
     numbers = random(5, 7).astype(dtype)
     weight = packed.pack(numbers)
-    assert weight.qtype == "float32"
-    np.testing.assert_array_equal(packed.lookup(jnp.arange(5), weight), numbers.astype(np.float32))
+    assert weight.storage == "float32"
+    np.testing.assert_array_equal(lookup(jnp.arange(5), weight, jnp.float32), numbers.astype(np.float32))
 
 
 def test_a_weight_takes_the_memory_of_its_type():
@@ -179,28 +185,28 @@ def test_a_weight_takes_the_memory_of_its_type():
         assert bytes_per_number <= size / number_of_weights < 1.15 * bytes_per_number
 
 
-@pytest.mark.parametrize("qtype", NARROW_FLOATS)
+@pytest.mark.parametrize("qtype", LOW_PRECISION_FLOATS)
 def test_blocks_dequantized_and_multiplied_by_plain_jax_equal_numpy(qtype):
     weight, dense = random_blocks(qtype, 200, 256)
     np.testing.assert_allclose(dequantize(weight), dense, rtol=1e-6, atol=0)
     x = random(3, 256)
     tolerance = 2e-6 * np.abs(x).sum(axis=1).max() * np.abs(dense).max()
-    np.testing.assert_allclose(block_scaled_matmul(jnp.asarray(x), weight), x @ dense.T, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(weight.matmul(jnp.asarray(x)), x @ dense.T, rtol=0, atol=tolerance)
 
 
 def test_every_number_of_eight_bits():
     """Each stands in a row of its own."""
     codes = np.array([code for code in range(256) if code & 127 != 127], np.uint8)
     value = codes.repeat(2).reshape(-1, 2).view(ml_dtypes.float8_e4m3fn)
-    weight = packed.pack_blocks(BlockScaledWeight(value, np.full((2, 1), 0.5, np.float32), (128, 128)))
+    weight = BlockScaledWeight(value, np.full((2, 1), 0.5, np.float32), (128, 128)).pack()
     expected = value[:, 0].astype(np.float32) / 2
     (y,) = packed.matmul(jnp.asarray([[0.0, 1.0], [1.0, 0.0]]), [weight])
     np.testing.assert_array_equal(y, [expected, expected])
-    np.testing.assert_array_equal(packed.lookup(jnp.arange(len(codes)), weight)[:, 1], expected)
+    np.testing.assert_array_equal(lookup(jnp.arange(len(codes)), weight, jnp.float32)[:, 1], expected)
 
 
 @pytest.mark.parametrize(
     ("qtype", "tile_size", "columns"), [("int8", 16, 64), ("int4", 16, 64), ("int4", None, 80), ("int8", 96, 192)]
 )
-def test_groups_that_the_kernels_do_not_have_are_told(qtype, tile_size, columns):
-    assert not packed.can_pack(quantize(random(4, columns), WeightScheme(qtype, tile_size)))
+def test_groups_that_the_kernels_do_not_have_are_reported(qtype, tile_size, columns):
+    assert quantize(random(4, columns), WeightScheme(qtype, tile_size)).pack() is None

@@ -10,14 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxis.kernels.quantized_matmul import packed, quantize_native
-from jaxis.kernels.quantized_matmul.weight import WeightScheme
-from jaxis.kernels.weights import pack
+from jaxis.kernels.weights import WeightScheme, pack, quantize_native
+from jaxis.kernels.weights import packed_weight as packed
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 from tests.support.quick_rows import quick_rows
 
 # The package's own `quantize` hides the module of that name.
-definition = importlib.import_module("jaxis.kernels.quantized_matmul.quantize")
+definition = importlib.import_module("jaxis.kernels.weights.quantize")
 
 METHODS = [
     ("int8", "absmax"),

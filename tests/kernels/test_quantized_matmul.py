@@ -1,13 +1,14 @@
 """Quantizing and multiplying, against numpy in float64."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxis.kernels.quantized_matmul import quantized_matmul, reference
-from jaxis.kernels.weights import WeightScheme, dequantize, quantize
+from jaxis.kernels.weights import WeightScheme, dequantize, quantize, reference
 from tests.support.quantized_products import expected_weight, integers, quantized_product
 
 SCHEMES = [
@@ -19,6 +20,10 @@ SCHEMES = [
     ("int4", 32, "minmax"),
     ("int4", None, "minmax"),
 ]
+
+
+def by_xla(x, weight, *, act_qtype=None, preferred_element_type=None):
+    return dataclasses.replace(weight, act_qtype=act_qtype).matmul(jnp.asarray(x), preferred_element_type)
 
 
 def random(*shape, seed=0):
@@ -154,7 +159,7 @@ def test_dequantize(scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("function", [reference.quantized_matmul, quantized_matmul])
+@pytest.mark.parametrize("function", [reference.quantized_matmul, by_xla])
 class TestProduct:
     def test_with_float_activations(self, scheme, rows, function):
         x, weight = random(rows, 96, seed=1), quantize(random(11, 96), WeightScheme(*scheme))

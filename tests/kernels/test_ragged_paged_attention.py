@@ -18,7 +18,7 @@ from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels.ragged_paged_attention import blockwise, reference
 from jaxis.kernels.ragged_paged_attention import ragged_paged_attention as write_and_attend
 from jaxis.kernels.ragged_paged_attention.layout import write_kv_cache
-from tests.support.attention_steps import MIX, Step, make_step, with_cache_type
+from tests.support.attention_steps import MIX, Step, make_step, paged, with_cache_type
 from tests.support.quick_rows import quick_rows
 
 IMPLEMENTATIONS = {"reference": reference.ragged_paged_attention, "blockwise": blockwise.ragged_paged_attention}
@@ -166,11 +166,11 @@ def test_the_cache_is_written_at_exactly_the_steps_own_slots():
         step.operands[0],
         jnp.asarray(k),
         jnp.asarray(v),
-        jnp.asarray(step.kv_cache),
+        paged(step.kv_cache),
         jnp.asarray(positions),
         *step.operands[2:],
     )
-    np.testing.assert_array_equal(cache, expected)
+    np.testing.assert_array_equal(cache.array, expected)
     for r, (history, queries) in enumerate(requests):
         rows = slice(step.query_start_loc[r], step.query_start_loc[r + 1])
         step.keys[r][history : history + queries], step.values[r][history : history + queries] = k[rows], v[rows]
@@ -179,10 +179,10 @@ def test_the_cache_is_written_at_exactly_the_steps_own_slots():
 
 def test_without_keys_and_values_the_cache_is_read_as_it_is():
     step = make_step(MIX)
-    kv_cache = jnp.asarray(step.kv_cache)
+    kv_cache = paged(step.kv_cache)
     positions = jnp.zeros(len(step.q), jnp.int32)
     cache, out = write_and_attend(jnp.asarray(step.q), None, None, kv_cache, positions, *step.operands[2:], scale=0.125)
-    np.testing.assert_array_equal(cache, kv_cache)
+    np.testing.assert_array_equal(cache.array, step.kv_cache)
     np.testing.assert_allclose(out[: step.num_tokens], step.expected(0.125), rtol=0, atol=2e-5)
 
 

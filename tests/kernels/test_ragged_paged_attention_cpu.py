@@ -1,4 +1,4 @@
-"""The native kernel, on every instruction set: against dense attention, and against itself in other company."""
+"""The native kernel, on every instruction set: against dense attention, and against itself in other batches."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels import native
-from jaxis.kernels.ragged_paged_attention import kv_cache_shape, ragged_paged_attention
-from tests.support.attention_steps import BFLOAT16, MIX, Step, as_cached, make_step, quantize, with_cache_type
+from jaxis.kernels.ragged_paged_attention import kv_cache_layout, ragged_paged_attention
+from tests.support.attention_steps import BFLOAT16, MIX, Step, as_cached, make_step, paged, quantize, with_cache_type
 from tests.support.isa import each_isa, isa, library_for  # noqa: F401 (isa is a fixture)
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
@@ -72,10 +72,10 @@ class Operands:
         """The updated cache, and the output."""
         sinks = options.pop("sinks", None)
         options.setdefault("scale", self.q.shape[-1] ** -0.5)
-        operands = (self.q, self.k, self.v, self.kv_cache, self.positions, *self.rest)
+        operands = (self.q, self.k, self.v, paged(self.kv_cache, "native"), self.positions, *self.rest)
         attend = jitted(native.isa(), tuple(options.items()))
         cache, out = attend(*jax.tree.map(jnp.asarray, operands), sinks=sinks)
-        return np.asarray(cache), np.asarray(out)
+        return np.asarray(cache.array), np.asarray(out)
 
 
 @functools.cache
@@ -199,8 +199,8 @@ def test_a_step_without_requests_is_finite():
 def test_bfloat16_activations():
     step = make_step(MIX, pad_tokens=3)
     operands = Operands.of(step, BFLOAT16)
-    narrow = [x.astype(BFLOAT16) for x in (operands.q, operands.k, operands.v)]
-    _, out = dataclasses.replace(operands, q=narrow[0], k=narrow[1], v=narrow[2]).run()
+    low_precision = [x.astype(BFLOAT16) for x in (operands.q, operands.k, operands.v)]
+    _, out = dataclasses.replace(operands, q=low_precision[0], k=low_precision[1], v=low_precision[2]).run()
     assert out.dtype == BFLOAT16
     expected = with_cache_type(step, BFLOAT16).expected(step.q.shape[-1] ** -0.5)
     np.testing.assert_allclose(out[: step.num_tokens].astype(np.float32), expected, rtol=0, atol=2e-2)
@@ -347,7 +347,7 @@ def test_instruction_sets_agree():
 def test_shapes_and_types_that_the_kernel_does_not_take_have_the_standard_layout(
     block_size, head_dim, dtype, is_native
 ):
-    shape = kv_cache_shape(3, block_size, 2, head_dim, dtype)
-    assert len(shape) == (3 if is_native else 4)
+    layout = kv_cache_layout(block_size, 2, head_dim, dtype)
+    assert layout.kernels == ("native" if is_native else "any")
     entry_bytes = head_dim * np.dtype(dtype).itemsize + (4 if dtype == np.int8 else 0)
-    assert np.prod(shape) * np.dtype(dtype).itemsize == 3 * block_size * 2 * 2 * entry_bytes
+    assert layout.block_bytes == block_size * 2 * 2 * entry_bytes

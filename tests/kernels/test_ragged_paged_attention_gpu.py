@@ -64,7 +64,7 @@ def test_a_token_sees_only_its_own_chunk():
     check(step, span=AttentionSpan(None, 256))
 
 
-def test_a_request_gets_the_same_bits_in_any_company():
+def test_a_request_gets_the_same_bits_regardless_of_the_batch():
     """Alone, and among others; decoded, with a context of several partitions, and prefilled in other chunks."""
     requests = [(1900, 1), (40, 1), (150, 70)]
     step = make_step(requests, num_heads=2, num_kv_heads=1, pad_tokens=8, pad_requests=1)

@@ -13,7 +13,7 @@ import pytest
 
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.errors import ConfigError
-from jaxis.kernels.ragged_paged_attention import tpu, tpu_items, tpu_layout
+from jaxis.kernels.ragged_paged_attention import tpu, tpu_layout, tpu_write
 from tests.support.attention_steps import BFLOAT16, Step, make_step, with_cache_type
 from tests.support.quick_rows import quick_rows
 from tests.support.tpu_attention import TpuStep, assert_equal_caches, strict_interpreter, tpu_step
@@ -177,16 +177,16 @@ def test_pages_before_a_window_are_not_read():
     np.testing.assert_allclose(out[: step.num_tokens], step.expected(0.1, span), rtol=0, atol=1e-5)
 
 
-def test_a_request_has_the_same_bits_in_any_company():
+def test_a_request_has_the_same_bits_regardless_of_the_batch():
     """A decode; and a prompt whole, in two steps or its last token alone, by itself or in rows behind others."""
-    company = padded_step([(50, 1), (3, 9), (20, 30)])
-    _, _, together = run(company, np.float32)
+    batch = padded_step([(50, 1), (3, 9), (20, 30)])
+    _, _, together = run(batch, np.float32)
 
     def alone(r: int, history: int, num_queries: int) -> np.ndarray:
         step = padded_step([(history, num_queries)])
-        first = company.query_start_loc[r + 1] - (company.seq_lens[r] - history)
-        step.q[:num_queries] = company.q[first : first + num_queries]
-        step.keys, step.values = [company.keys[r]], [company.values[r]]
+        first = batch.query_start_loc[r + 1] - (batch.seq_lens[r] - history)
+        step.q[:num_queries] = batch.q[first : first + num_queries]
+        step.keys, step.values = [batch.keys[r]], [batch.values[r]]
         return run(step, np.float32)[2][:num_queries]
 
     np.testing.assert_array_equal(together[:1], alone(0, 50, 1))
@@ -197,7 +197,7 @@ def test_a_request_has_the_same_bits_in_any_company():
 
 
 def test_work_items_are_in_the_order_of_requests():
-    items = tpu_items.work_items(jnp.array([0, 2, 0, 3, 0]), 7)
+    items = tpu_write.work_items(jnp.array([0, 2, 0, 3, 0]), 7)
     assert items.count == 5
     assert items.request[:5].tolist() == [1, 1, 3, 3, 3]
     assert items.nth[:5].tolist() == [0, 1, 0, 1, 2]
@@ -212,11 +212,11 @@ def test_work_items_are_in_the_order_of_requests():
 )
 def test_a_cache_is_whole_rows_of_128_lanes(head_dim, dtype, rows):
     page = tpu_layout.PageLayout.of_heads(16, head_dim, dtype)
-    assert page.cache_shape(5, 3) == (5, 3, rows, 128)
+    assert page.cache_layout(3, dtype, "kv_heads").shape == (3, rows, 128)
     assert tpu_layout.PageLayout.of_heads(1, head_dim, dtype).of_cache((5, 3, rows, 128)) == page
 
 
 @pytest.mark.parametrize(("block_size", "dtype"), [(8, jnp.bfloat16), (48, jnp.bfloat16), (256, jnp.int8)])
 def test_blocks_that_have_no_layout_are_refused(block_size, dtype):
     with pytest.raises(ConfigError, match=f"block_size={block_size}: on TPU"):
-        tpu_layout.PageLayout.of_heads(block_size, 64, dtype).cache_shape(5, 3)
+        tpu_layout.PageLayout.of_heads(block_size, 64, dtype).cache_layout(3, dtype, "kv_heads")

@@ -10,7 +10,7 @@ from tests.support.kernel_paths import PLAIN, each_path, path  # noqa: F401
 
 pytestmark = [each_path, pytest.mark.usefixtures("path")]
 
-# Tokens, heads, kv heads, head size, pairs turned: more than one task; partial; pairs that are no multiple of 16.
+# Tokens, heads, kv heads, head size, pairs rotated: more than one task; partial; pairs that are no multiple of 16.
 SHAPES = [(300, 4, 2, 128, 64), (7, 3, 1, 80, 20), (2, 1, 1, 66, 33), (0, 2, 1, 8, 4)]
 EPSILON = 1e-6
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -25,7 +25,7 @@ def operands(tokens, heads, kv_heads, head_dim, pairs):
     return q, k, np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), norms
 
 
-def turned_in_float64(x, weight, cos, sin, interleaved):
+def rotated_in_float64(x, weight, cos, sin, interleaved):
     x = x.astype(np.float64)
     if weight is not None:
         x = x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * weight
@@ -42,11 +42,11 @@ def turned_in_float64(x, weight, cos, sin, interleaved):
 @pytest.mark.parametrize("with_norms", [False, True], ids=["plain", "norms"])
 def test_equals_complex_multiplication(shape, interleaved, with_norms):
     q, k, cos, sin, norms = operands(*shape)
-    turned = rotary_embedding(
+    rotated = rotary_embedding(
         *map(jnp.asarray, (q, k, cos, sin)), interleaved=interleaved, norms=norms if with_norms else None
     )
-    for x, weight, ours in zip((q, k), norms, turned, strict=False):
-        expected = turned_in_float64(x, weight if with_norms else None, cos, sin, interleaved)
+    for x, weight, ours in zip((q, k), norms, rotated, strict=False):
+        expected = rotated_in_float64(x, weight if with_norms else None, cos, sin, interleaved)
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -68,8 +68,8 @@ def test_derivatives_are_the_definitions():
 
     def loss(function):
         def of(q, k, q_weight, k_weight):
-            turned = function(q, k, cos, sin, interleaved=False, norms=HeadNorms(q_weight, k_weight, EPSILON))
-            return sum(jnp.sum(jnp.sin(x)) for x in turned)
+            rotated = function(q, k, cos, sin, interleaved=False, norms=HeadNorms(q_weight, k_weight, EPSILON))
+            return sum(jnp.sum(jnp.sin(x)) for x in rotated)
 
         return jax.jit(jax.grad(of, argnums=(0, 1, 2, 3)))
 
@@ -81,6 +81,6 @@ def test_derivatives_are_the_definitions():
 def test_leaves_its_operands_as_they_were():
     q, k, cos, sin, _ = (jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in operands(3, 2, 1, 8, 4))
     before = np.array(q)
-    turned, _ = jax.jit(rotary_embedding)(q, k, cos, sin)
-    assert not np.array_equal(turned, before)
+    rotated, _ = jax.jit(rotary_embedding)(q, k, cos, sin)
+    assert not np.array_equal(rotated, before)
     np.testing.assert_array_equal(q, before)

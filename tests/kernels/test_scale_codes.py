@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxis.kernels.quantized_matmul.scale_codes import MINIMUM_BITS, SCALE_BITS, find_codes, unit_of
+from jaxis.kernels.weights.scale_codes import MINIMUM_BITS, SCALE_BITS, find_codes, unit_of
 
 
 @pytest.mark.parametrize("library", [np, jnp], ids=["numpy", "jax"])

@@ -12,7 +12,7 @@ import pytest
 
 from jaxis.kernels import native
 from jaxis.kernels.latent_attention import latent_attention
-from tests.support.attention_steps import BFLOAT16
+from tests.support.attention_steps import BFLOAT16, paged
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 from tests.support.latent_steps import SCALE, Operands, expected, make_latent_step
 
@@ -31,10 +31,9 @@ def jitted(name):
 def run(operands, selection, *, is_native):
     """The output; with the layout of the native kernel's cache or the standard one."""
     q, entries, kv_cache, *rest = map(jnp.asarray, operands.all)
-    if is_native:
-        kv_cache = kv_cache.reshape(len(kv_cache), 1, -1)
+    cache = paged(kv_cache.reshape(len(kv_cache), 1, -1), "native") if is_native else paged(kv_cache)
     selection = None if selection is None else jnp.asarray(selection)
-    return np.asarray(jitted(native.isa())(q, entries, kv_cache, *rest, selection)[1])
+    return np.asarray(jitted(native.isa())(q, entries, cache, *rest, selection)[1])
 
 
 def select_at_random(step, num_selected):
@@ -86,7 +85,7 @@ def test_a_selection_of_everything_gives_the_bits_of_dense_attention(isa, dtype)
 
 
 @pytest.mark.parametrize("is_native", [False, pytest.param(True, marks=needs_native)])
-def test_a_requests_bits_do_not_depend_on_its_company(is_native):
+def test_a_requests_bits_do_not_depend_on_the_rest_of_the_batch(is_native):
     step = make_latent_step(REQUESTS, num_heads=5, pad_tokens=5, pad_requests=2)
     together, selection = Operands.of(step, VALUE_DIM), select_at_random(step, NUM_SELECTED)
     out = run(together, selection, is_native=is_native)

@@ -8,12 +8,11 @@ PREAMBLE = """
 import types
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
-from jaxis.kernels.weights import ExpertStacks, dequantize, lookup, narrow
-from jaxis.kernels.weights.grouped import experts_by_groups
-from jaxis.kernels.weights.narrow import narrow_matmul_on_shards
-from jaxis.kernels.weights.sharded_experts import experts_on_shards
-from jaxis.kernels.weights.sharded_lookup import lookup_on_shards
-from jaxis.kernels.weights.shards import placement, shard_specs, with_whole_blocks
+from jaxis.kernels.weights import ExpertStacks, dequantize, functions, lookup
+from jaxis.kernels.weights.grouped_experts import experts_by_groups
+from jaxis.kernels.weights.functions import matmul_on_shards
+from jaxis.kernels.weights.grouped_experts import experts_on_shards
+from jaxis.kernels.weights.shards import lookup_on_shards, placement, shard_specs, with_whole_blocks
 from jaxis.layers.glu import GLU
 from jaxis.parallel.mesh import MESH_AXES, logical_sharding
 from tests.support.weight_stacks import weight_stack
@@ -67,7 +66,8 @@ def experts(by_features: list[str], by_outputs: list[str]) -> str:
 
 PRODUCTS = """
 # Tests have no accelerator, so that XLA's product takes the kernel's place on each device.
-narrow.kernels_of_platform = lambda: types.SimpleNamespace(xla_widens=lambda stack: True)
+kernels = types.SimpleNamespace(xla_dequantizes_in_memory=lambda stack: stack.kind != "float")
+functions.kernels_of_platform = lambda: kernels
 
 for kind in ("int8", "int4 in groups of 128", "int4 with minima in groups of 256", "fp8 in blocks", "MXFP4"):
     # With groups of 256, devices have parts of the outputs even of a weight whose features are divided.
@@ -75,13 +75,13 @@ for kind in ("int8", "int4 in groups of 128", "int4 with minima in groups of 256
         weight = jax.tree.map(lambda array: array[0], weight_stack(kind, 1, F, F)[0])
         rows = jnp.asarray(rng.standard_normal((3, F)), jnp.float32)
         with jax.set_mesh(mesh):
-            divided = jax.jit(lambda: narrow_matmul_on_shards(rows, weight, jnp.float32, axes))()
+            divided = jax.jit(lambda: matmul_on_shards(rows, weight, jnp.float32, axes))()
         alone = np.asarray(rows) @ np.asarray(dequantize(weight)).T
         np.testing.assert_allclose(divided, alone, rtol=0, atol=1e-4 * np.abs(alone).max(), err_msg=f"{kind} {axes}")
 
 with jax.set_mesh(mesh):
-    assert narrow_matmul_on_shards(rows, jnp.zeros((F, F)), None, ("mlp", "embed")) is None
-assert narrow_matmul_on_shards(rows, weight, None, ("mlp", "embed")) is None
+    assert matmul_on_shards(rows, jnp.zeros((F, F)), None, ("mlp", "embed")) is None
+assert matmul_on_shards(rows, weight, None, ("mlp", "embed")) is None
 """
 
 BLOCKS = """

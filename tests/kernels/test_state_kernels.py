@@ -39,7 +39,7 @@ def test_a_step_without_requests_changes_nothing(name):
 
 
 @each_kernel()
-def test_bits_depend_neither_on_chunks_nor_on_company_nor_on_kept_states(name, path):  # noqa: F811
+def test_bits_depend_neither_on_chunks_nor_on_the_batch_nor_on_kept_states(name, path):  # noqa: F811
     if path == PLAIN:
         pytest.skip("XLA does not promise it")
     kernel, rng, length, kept_after = KERNELS[name], np.random.default_rng(3), 21, 8
@@ -61,9 +61,9 @@ def test_bits_depend_neither_on_chunks_nor_on_company_nor_on_kept_states(name, p
         np.testing.assert_array_equal(state[slot], whole[0])
 
     others = kernel.make_inputs(40, rng)
-    company = StateStep(((17, 3, 3, -1, 0), (length, -1, 0, 1, kept_after), (1, 2, 2, -1, 0)))
+    batch = StateStep(((17, 3, 3, -1, 0), (length, -1, 0, 1, kept_after), (1, 2, 2, -1, 0)))
     mixed = [np.concatenate([o[:17], x, o[17:]]) for o, x in zip(others, inputs, strict=True)]
-    state, out = kernel.run(mixed, before, company, company.lengths, program)
+    state, out = kernel.run(mixed, before, batch, batch.lengths, program)
     np.testing.assert_array_equal(out[17 : 17 + length], expected)
     np.testing.assert_array_equal(state[:2], whole[:2])
 

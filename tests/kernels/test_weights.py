@@ -9,10 +9,11 @@ import pytest
 
 from jaxis.kernels import native
 from jaxis.kernels.weights import (
-    TABLE,
     BlockScaledWeight,
     ReorderedWeight,
     WeightScheme,
+    as_value,
+    as_weight,
     dequantize,
     fused_matmul,
     lookup,
@@ -22,7 +23,7 @@ from jaxis.kernels.weights import (
     take_rows,
 )
 from tests.support.coded_weights import KINDS, random_codes
-from tests.support.quantized_products import NARROW_FLOATS, random_blocks
+from tests.support.quantized_products import LOW_PRECISION_FLOATS, random_blocks
 from tests.support.quick_rows import quick_rows
 
 ROWS, COLUMNS = 70, 256
@@ -38,7 +39,7 @@ def weights():
     array = random(ROWS, COLUMNS)
     made = {"array": array, "int8": quantize(array, WeightScheme("int8"))}
     made["int4"] = quantize(array, WeightScheme("int4", 32, "minmax"))
-    made |= {name: random_blocks(name, ROWS, COLUMNS)[0] for name in NARROW_FLOATS}
+    made |= {name: random_blocks(name, ROWS, COLUMNS)[0] for name in LOW_PRECISION_FLOATS}
     return made | {name: random_codes(name, ROWS, COLUMNS)[0] for name in KINDS}
 
 
@@ -64,8 +65,24 @@ def rows(named_weights):
     ]
 
 
-def test_every_type_is_in_the_table():
-    assert {type(weight) for _, weight in cases()} <= set(TABLE)
+@pytest.mark.parametrize(("name", "weight"), rows(cases()))
+def test_shapes_and_bytes_are_those_of_the_arrays(name, weight):
+    assert as_value(as_weight(weight)) is weight
+    assert as_weight(weight).shape == (ROWS, COLUMNS)
+    assert as_weight(weight).nbytes == sum(array.nbytes for array in jax.tree.leaves(weight))
+    assert as_weight(weight).is_packed == name.endswith(" packed")
+    # A stack of experts is the same form with a leading axis.
+    stack = as_weight(jax.tree.map(lambda array: jnp.stack([array] * 3), weight))
+    assert type(stack) is type(as_weight(weight))
+    assert stack.shape == (3, ROWS, COLUMNS)
+
+
+def test_what_elements_are_stored_as_is_named():
+    names = {"array": "float32", "int8": "int8", "float8_e4m3fn": "float8_e4m3fn", "iq4_nl": "4-bit", "q6_k": "int6"}
+    for name, storage in names.items():
+        assert as_weight(weights()[name]).storage == storage
+        if native.usable():
+            assert as_weight(packed()[name]).storage == storage
 
 
 @pytest.mark.parametrize(("name", "weight"), rows(cases()))

@@ -20,8 +20,8 @@ def differing_rows() -> dict[str, int]:
     import jax
     import jax.numpy as jnp
 
+    from jaxis.kernels.materialize import in_whole_vectors
     from jaxis.kernels.sampling import logsumexp
-    from jaxis.kernels.whole_vectors import in_whole_vectors
 
     x = np.random.default_rng(0).uniform(0.01, 1, 240).astype(np.float32)
     functions = {
@@ -57,7 +57,7 @@ def test_a_row_has_the_same_bits_among_any_number_of_others() -> None:
 def test_values_are_the_functions() -> None:
     import jax.numpy as jnp
 
-    from jaxis.kernels.whole_vectors import in_whole_vectors
+    from jaxis.kernels.materialize import in_whole_vectors
 
     x = np.random.default_rng(1).uniform(0.01, 9, (3, 2, 21)).astype(np.float32)
     np.testing.assert_allclose(in_whole_vectors(jnp.log, jnp.asarray(x)), np.log(x.astype(np.float64)), 1e-6, 1e-7)

@@ -12,14 +12,14 @@ from jax.test_util import check_grads
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.errors import ConfigError
-from jaxis.kernels.ragged_paged_attention import kv_cache_shape, make_kv_cache
+from jaxis.kernels.ragged_paged_attention import kv_cache_layout
 from jaxis.kernels.rotary_embedding import HeadNorms
 from jaxis.layers.attention import apply_rope, attention
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
-from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding
+from jaxis.layers.scale import QueryScale
 from jaxis.parallel.mesh import make_mesh
 from tests.support.layer_scopes import scope_of
 from tests.support.simulated_devices import run_on_devices
@@ -86,8 +86,8 @@ def paged_metadata() -> AttentionMetadata:
 
 def paged(q: np.ndarray, k: np.ndarray, v: np.ndarray, mesh: jax.sharding.Mesh, **option: Any) -> jax.Array:
     with jax.set_mesh(mesh):
-        shape = kv_cache_shape(8, BLOCK_SIZE, max(KV_HEADS, mesh.shape["model"]), HEAD_DIM, jnp.float32)
-        cache = make_kv_cache(shape, jnp.float32, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+        layout = kv_cache_layout(BLOCK_SIZE, max(KV_HEADS, mesh.shape["model"]), HEAD_DIM, jnp.float32)
+        cache = layout.cache(jnp.zeros((8, *layout.shape)))
         run = jax.jit(
             lambda cache, sinks: attention(
                 cache, q, k, v, paged_metadata(), rope=None, scale=SCALE, sinks=sinks, **option
@@ -239,10 +239,8 @@ def test_queries_are_scaled_by_the_logarithm_of_their_interval():
     )
 
 
-def test_norms_after_the_rope_are_of_rotated_heads_under_the_checkpoints_names():
-    options = {"qk_norm": True, "qk_norm_names": ("query_layernorm", "key_layernorm")}
-    layer = GroupedQueryAttention(scope_of(SIZES), norm_after_rope=True, **options)
-    assert {"query_layernorm.weight", "key_layernorm.weight"} <= {name for name, _ in layer.named_parameters()}
+def test_norms_after_the_rope_are_of_rotated_heads():
+    layer = GroupedQueryAttention(scope_of(SIZES), norm_after_rope=True, qk_norm=True)
     plain = GroupedQueryAttention(scope_of(SIZES))
     rng, weights = np.random.default_rng(0), {}
     for name, parameter in layer.named_parameters():
@@ -257,8 +255,8 @@ def test_norms_after_the_rope_are_of_rotated_heads_under_the_checkpoints_names()
         np.asarray(part) for part in apply_rope(plain.rope, jnp.asarray(q), jnp.asarray(k), metadata, is_paged=False)
     )
     q, k = (
-        part / np.sqrt((part**2).mean(-1, keepdims=True) + 1e-6) * weights[f"{name}_layernorm.weight"]
-        for part, name in ((q, "query"), (k, "key"))
+        part / np.sqrt((part**2).mean(-1, keepdims=True) + 1e-6) * weights[f"{name}_norm.weight"]
+        for part, name in ((q, "q"), (k, "k"))
     )
     _, out = attention(None, jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), metadata, rope=None, scale=HEAD_DIM**-0.5)
     expected_out = np.asarray(out).reshape(len(x), -1) @ weights["o_proj.weight"].T

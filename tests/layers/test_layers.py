@@ -158,7 +158,7 @@ def test_scaled_embeddings_round_as_the_references(dtype):
 def test_packed_gated_mlp():
     config = Phi3Config(hidden_size=8, num_attention_heads=1, intermediate_size=12, pad_token_id=0)
     theirs = modeling_phi3.Phi3MLP(config)
-    ours = GatedMLP(scope_of(MLP_SIZES), packed_gate_up="gate_up_proj")
+    ours = GatedMLP(scope_of(MLP_SIZES), packed_gate_up=True)
     copy_weights(theirs, ours)
     x = random(6, 8)
     assert_equal(ours(x), theirs(torch.tensor(x)))

@@ -65,7 +65,8 @@ def whole(attention, x):
 
 def paged(attention, x, chunks):
     """The outputs of a sequence that comes in chunks."""
-    cache = jnp.full(attention.kv_cache_spec.shape(4, BLOCK_SIZE, jnp.float32), jnp.nan)
+    layout = attention.kv_cache_spec.layout(BLOCK_SIZE, jnp.float32)
+    cache = layout.cache(jnp.full((4, *layout.shape), jnp.nan))
     graph, state = nnx.split(attention)
     run = jax.jit(lambda state, *operands: nnx.merge(graph, state)(*operands), donate_argnums=1)
     outputs, start = [], 0
@@ -164,18 +165,18 @@ class TestUpProjection:
     def test_bfloat16_stays_bfloat16_in_a_float32_model(self):
         weight = self.weight().astype(ml_dtypes.bfloat16)
         layer = self.filled(weight, PackingConfig())
-        assert layer.key_weight.get_value().qtype == layer.value_weight.get_value().qtype == "bfloat16"
+        assert layer.key_weight.get_value().storage == layer.value_weight.get_value().storage == "bfloat16"
         assert [name for name, _ in layer.named_parameters()] == ["key_weight", "value_weight"]
         self.check(layer, weight)
 
     @pytest.mark.parametrize("is_native", [False, pytest.param(True, marks=needs_native)])
-    def test_a_quantized_weight_is_widened_to_the_numbers_it_stands_for(self, is_native):
+    def test_a_quantized_weight_is_dequantized_to_the_numbers_it_stands_for(self, is_native):
         rules = parse_quantization(INT8)
         weight = self.weight()
         layer = self.filled(weight, PackingConfig(rules) if is_native else rules)
         self.check(layer, np.asarray(dequantize(quantize(weight, WeightScheme("int8", None)), jnp.float32)))
 
-    def test_a_bfloat16_model_widens_to_bfloat16(self):
+    def test_a_bfloat16_model_upcasts_to_bfloat16(self):
         layer = self.filled(self.weight(), parse_quantization(INT8), jnp.bfloat16)
         assert layer.weight.get_value().dtype == jnp.bfloat16
 
@@ -195,5 +196,4 @@ def test_whole_sequences_are_differentiable():
 def test_a_token_takes_a_latent_and_a_rope_key_in_the_cache():
     spec = LatentCacheSpec(512, 64)
     for num_devices in (1, 4):
-        shape = spec.on_devices(num_devices).shape(3, 16, jnp.bfloat16)
-        assert np.prod(shape) == 3 * 16 * 576
+        assert spec.on_devices(num_devices).layout(16, jnp.bfloat16).block_bytes == 2 * 16 * 576

@@ -162,11 +162,11 @@ def placed(tensor: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.asarray(place_parameter(nnx.Param(jnp.zeros(tensor.shape, dtype)), tensor))
 
 
-def test_widening_bfloat16_keeps_every_finite_value():
-    narrow = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
-    narrow = narrow[np.isfinite(narrow.astype(np.float32))]
-    wide = placed(narrow, np.float32)
-    np.testing.assert_array_equal(wide.view(np.uint32), narrow.view(np.uint16).astype(np.uint32) << 16)
+def test_upcasting_bfloat16_keeps_every_finite_value():
+    low_precision = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
+    low_precision = low_precision[np.isfinite(low_precision.astype(np.float32))]
+    wide = placed(low_precision, np.float32)
+    np.testing.assert_array_equal(wide.view(np.uint32), low_precision.view(np.uint16).astype(np.uint32) << 16)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (1, 1, 7)])

@@ -162,7 +162,7 @@ def test_truncated_shard(sharded):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_pages_of_a_view_are_dropped(tmp_path):
-    """Of the part that it views, so that whoever reads tensors later than they were yielded holds no pages of them."""
+    """Of the part that it views: a caller that reads tensors later than they were yielded holds no pages of them."""
     save_file({"t": np.ones((64, 2**18), np.float32)}, tmp_path / "model.safetensors")
     code = f"""
 import numpy as np

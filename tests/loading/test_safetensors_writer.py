@@ -15,7 +15,7 @@ TENSORS = {
     "scalar": np.array(7, np.int64),
     "b": RNG.integers(-128, 128, (4, 3), np.int8),
     "words": RNG.integers(0, 99, (2, 2)).astype("<i4"),
-    "narrow": RNG.standard_normal((2, 2)).astype(ml_dtypes.bfloat16),
+    "low_precision": RNG.standard_normal((2, 2)).astype(ml_dtypes.bfloat16),
 }
 SPECS = {name: TensorHeader(tensor.dtype, tensor.shape) for name, tensor in TENSORS.items()}
 

@@ -1,4 +1,4 @@
-"""Gemma 3 as published from 4B parameters on: with a vision model, and a text_config that leaves most things out."""
+"""Gemma 3 as published from 4B parameters on: with a vision model, and a short `text_config`."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,7 @@ import transformers
 from safetensors.numpy import load_file
 
 from jaxis import LLM, SamplingParams
-from jaxis.config.hf_config import HFConfig
-from jaxis.config.hf_defaults import CONFIG_DEFAULTS, with_defaults
+from jaxis.config.hf_config import CONFIG_DEFAULTS, HFConfig, with_defaults
 from tests.support.parity import FAMILIES, GREEDY_TOKENS, reference_greedy_tokens, reference_model
 
 TEXT = next(family for family in FAMILIES if family.name == "Gemma 3")

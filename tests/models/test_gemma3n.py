@@ -14,7 +14,7 @@ from jaxis import LLM
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
-from jaxis.layers.gaussian_top_k import GaussianTopK
+from jaxis.layers.altup import GaussianTopK
 from jaxis.layers.module import named_parameters
 from jaxis.models.model_loader import construct_abstractly
 from tests.support.parity import FAMILIES, checkpoint_folder, prompt, reference_model
@@ -38,7 +38,9 @@ def test_a_published_size_has_the_references_parameters(size):
     config = transformers.Gemma3nTextConfig(**values["text_config"])
     with torch.device("meta"):
         reference = transformers.AutoModelForCausalLM.from_config(config)
-    ours = {name: tuple(parameter.shape) for name, parameter in named_parameters(construct(values))}
+    model = construct(values)
+    known_as = model.checkpoint_names.name_in_checkpoint
+    ours = {known_as(name): tuple(parameter.shape) for name, parameter in named_parameters(model)}
     expected = {
         name.replace("model.", "model.language_model.", 1): tuple(tensor.shape)
         for name, tensor in reference.named_parameters()

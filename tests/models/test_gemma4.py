@@ -48,7 +48,8 @@ def construct(values):
 
 
 def shapes(model):
-    return {name: tuple(parameter.shape) for name, parameter in named_parameters(model)}
+    known_as = model.checkpoint_names.name_in_checkpoint
+    return {known_as(name): tuple(parameter.shape) for name, parameter in named_parameters(model)}
 
 
 @pytest.mark.parametrize("style", ["published", pytest.param("saved by transformers", marks=pytest.mark.slow)])

@@ -52,13 +52,13 @@ def test_shards_load_as_one_file_does(tmp_path):
     assert_loaded(load(tmp_path), tensors)
 
 
-def test_casting_widens_exactly_and_narrows_to_nearest(tmp_path):
+def test_casting_upcasts_exactly_and_rounds_to_nearest(tmp_path):
     wide = llama_tensors()
-    narrow = {name: tensor.astype(ml_dtypes.bfloat16) for name, tensor in wide.items()}
-    (tmp_path / "narrow").mkdir()
-    folder = write_checkpoint(tmp_path / "narrow", LLAMA, narrow)
-    assert_loaded(load(folder), {name: tensor.astype(np.float32) for name, tensor in narrow.items()})
-    assert_loaded(load(write_checkpoint(tmp_path, LLAMA, wide), dtype=jnp.bfloat16), narrow)
+    low_precision = {name: tensor.astype(ml_dtypes.bfloat16) for name, tensor in wide.items()}
+    (tmp_path / "low_precision").mkdir()
+    folder = write_checkpoint(tmp_path / "low_precision", LLAMA, low_precision)
+    assert_loaded(load(folder), {name: tensor.astype(np.float32) for name, tensor in low_precision.items()})
+    assert_loaded(load(write_checkpoint(tmp_path, LLAMA, wide), dtype=jnp.bfloat16), low_precision)
 
 
 def test_a_missing_tensor_is_named(tmp_path):

@@ -20,7 +20,7 @@ MAX_BF16_KL_NATS = GATES["bfloat16"].mean_kl_nats
 NAMES = {family.name for family in FAMILIES}
 # One of each kind of state, and the others that have one of them.
 STATE_NAMES = {"Qwen3.5", "Nemotron 3", "LFM2"}
-SLOW_STATE_NAMES = {"Qwen3-Next", "Qwen3.5 MoE", "Granite 4", "Falcon-H1", "Bamba", "Mamba2", "LFM2 MoE"}
+SLOW_STATE_NAMES = {"Qwen3-Next", "Qwen3.5 MoE", "Granite 4", "Falcon-H1", "Bamba", "Mamba2", "LFM2 MoE", "LFM3"}
 
 
 def each_of(names: Collection[str], slow_names: Collection[str] = ()) -> pytest.MarkDecorator:

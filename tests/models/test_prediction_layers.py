@@ -11,8 +11,21 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
+from tests.support.chain_checkpoints import (
+    FORMATS,
+    chain_reference,
+    nemotron_reference,
+    write_chain_checkpoint,
+    write_nemotron_checkpoint,
+)
 from tests.support.parity import prompt
-from tests.support.prediction_checkpoints import WholeDrafts, family, reference_drafts, write_prediction_checkpoint
+from tests.support.prediction_checkpoints import (
+    WholeDrafts,
+    family,
+    reference_chain_drafts,
+    reference_drafts,
+    write_prediction_checkpoint,
+)
 
 # Largest difference of logits, as a part of the largest logit. The reference sums recurrences by chunks.
 TOLERANCES = {"DeepSeek V3": 2e-5, "GLM-4.5 MoE": 2e-5, "GLM-4.5 MoE, groups, two dense layers": 2e-5, "Kimi K2": 2e-5}
@@ -41,6 +54,38 @@ def test_drafts_are_those_of_transformers(tmp_path, name):
         np.testing.assert_allclose(
             logits, expected_logits, rtol=0, atol=TOLERANCES[name] * np.abs(expected_logits).max()
         )
+
+
+def check_first_draft(found, expected):
+    """Of several layers, the first one makes all drafts: the first draft is that of programs that run each once."""
+    ([draft], [logits]), (expected_drafts, expected_logits) = found, expected
+    assert draft == expected_drafts[0]
+    np.testing.assert_allclose(logits, expected_logits[0], rtol=0, atol=2e-5 * np.abs(expected_logits[0]).max())
+
+
+def test_the_first_of_several_layers_drafts_as_in_transformers(tmp_path):
+    folder, _ = write_prediction_checkpoint(tmp_path, family("GLM-4.5 MoE"), 3)
+    drafts_of = WholeDrafts(load(folder))
+    for length in (2, 17, 50):
+        check_first_draft(drafts_of(prompt(length), 1), reference_chain_drafts(folder, prompt(length)))
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_the_first_of_several_layers_in_published_formats_drafts_as_in_sglang(tmp_path, name):
+    folder = write_chain_checkpoint(tmp_path, name)
+    drafts_of = WholeDrafts(load(folder))
+    for length in (2, 17, 50):
+        check_first_draft(drafts_of(prompt(length), 1), chain_reference(folder, name, prompt(length)))
+
+
+def test_a_block_of_two_layers_drafts_as_in_vllm(tmp_path):
+    folder, larger = write_nemotron_checkpoint(tmp_path)
+    drafts_of = WholeDrafts(load(folder))
+    for length in (2, 17, 50):
+        drafts, logits = drafts_of(prompt(length), 3)
+        expected, expected_logits = nemotron_reference(folder, larger, prompt(length), 3)
+        assert drafts == expected
+        np.testing.assert_allclose(logits, expected_logits, rtol=0, atol=2e-5 * np.abs(expected_logits).max())
 
 
 def test_files_without_the_layers_are_refused_by_what_they_lack(tmp_path):

@@ -1,8 +1,11 @@
 """How a family becomes known: built in, registered, or from another package's entry point."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,13 @@ from jaxis.errors import ConfigError
 from jaxis.models import registry
 from jaxis.models.llama import LlamaForCausalLM
 from jaxis.models.mistral import MistralForCausalLM
-from jaxis.models.registry import built_in_models, get_model_class, register_model, supported_architectures
+from jaxis.models.registry import (
+    built_in_families,
+    built_in_models,
+    get_model_class,
+    register_model,
+    supported_architectures,
+)
 from tests.support.places import REPOSITORY
 
 EXTERNAL_MODEL = REPOSITORY / "examples" / "external_model"
@@ -21,16 +30,39 @@ def no_registrations(monkeypatch):
     monkeypatch.setattr(registry, "_registered", {})
 
 
-def test_every_built_in_architecture_has_its_class():
-    for architecture in built_in_models():
-        assert get_model_class([architecture]).__name__ == architecture
+def test_every_file_of_a_family_declares_its_classes_and_each_name_is_declared_once():
+    declared = [name for family in built_in_families() for name in family.architectures]
+    assert len(declared) == len(set(declared))
+    defined = {
+        node.name
+        for path in Path(registry.__file__).parent.glob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and re.search("For(CausalLM|ConditionalGeneration)$", node.name)
+    }
+    assert set(built_in_models()) == defined
+    for architecture, model_class in built_in_models().items():
+        assert get_model_class([architecture]) is model_class
 
 
 def test_another_name_of_an_architecture_is_the_same_class():
-    for other, name in registry._OTHER_NAMES.items():
-        assert get_model_class([other]) is get_model_class([name])
-        assert other in supported_architectures()
-        assert other not in built_in_models()
+    assert get_model_class(["InternLM3ForCausalLM"]) is LlamaForCausalLM
+    assert "InternLM3ForCausalLM" in supported_architectures()
+    assert "InternLM3ForCausalLM" not in built_in_models()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "file"),
+    [("LlamaForCausalLM", "llama"), ("KimiK25ForConditionalGeneration", "deepseek_v3"), ("Unheard", None)],
+)
+def test_a_name_imports_only_the_file_of_its_family(architecture, file):
+    script = f"""
+import sys
+from jaxis.models.registry import is_supported
+print(is_supported([{architecture!r}]))
+print(*(name for name, module in sys.modules.items() if name.startswith("jaxis.models.") and hasattr(module, "FAMILY")))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == (["True", f"jaxis.models.{file}"] if file else ["False"])
 
 
 def test_the_first_known_name_decides():

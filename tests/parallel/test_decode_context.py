@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxis.kernels.latent_attention import context_parallel, layout
 from jaxis.parallel.mesh import make_mesh
-from tests.support.attention_steps import BFLOAT16, MIX
+from tests.support.attention_steps import BFLOAT16, MIX, paged
 from tests.support.latent_steps import SCALE, Operands, cached, expected, make_latent_step
 
 VALUE_DIM = 32
@@ -26,10 +26,11 @@ for num_devices in (2, 4):
         for dtype in (np.float32, BFLOAT16, np.int8) if requests is MIX else (np.float32,):
             step = make_latent_step(requests, block_size=8, pad_tokens=11, pad_requests=3)
             q, entries, cache, *others = map(jnp.asarray, Operands.of(step, VALUE_DIM, dtype).all)
-            cache = jax.device_put(cache, NamedSharding(mesh, PartitionSpec(None, "model")))
+            cache = paged(jax.device_put(cache, NamedSharding(mesh, PartitionSpec(None, "model"))))
             attend = jax.jit(functools.partial(context_parallel.latent_attention, value_dim=VALUE_DIM, scale=SCALE))
             with jax.set_mesh(mesh):
                 cache, out = attend(q, entries, cache, *others)
+            cache = cache.array
             assert cache.addressable_shards[0].data.shape[1] == 8 // num_devices
             assert np.isfinite(out).all()
             atol = 2e-2 if dtype == BFLOAT16 else 2e-5
@@ -63,7 +64,7 @@ for size in (1, num_devices):
         again = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
         assert tokens == again and llm.engine.prefix_cache_hits > 0
         results.append((tokens, llm.compute_logits(prompt), next(iter(runner.kv_bytes_per_block.values()))))
-        caches = [cache for cache in runner.executor.caches if not isinstance(cache, tuple)]
+        caches = [cache.array for cache in runner.executor.state.caches if not isinstance(cache, tuple)]
         assert all(cache.addressable_shards[0].data.size * size == cache.size for cache in caches)
 (tokens, logits, block_bytes), (divided_tokens, divided_logits, divided_block_bytes) = results
 # On one device, the native kernels' caches have other shapes, but the same bytes.

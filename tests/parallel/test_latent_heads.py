@@ -25,8 +25,8 @@ for size in (2, 3):  # 4 heads: on 3 devices each has all
     weight = model.model.layers[1].self_attn.kv_b_proj.weight[...]
     assert weight.addressable_shards[0].data.size == weight.size // (1 if size == 3 else size)
     paged = PagedSequences(model, mesh=mesh)
-    assert all(cache.sharding.is_fully_replicated for cache in paged.caches)
-    assert paged.caches[0].shape[-1] == 48
+    assert all(cache.array.sharding.is_fully_replicated for cache in paged.caches)
+    assert paged.caches[0].array.shape[-1] == 48
     sequence = PagedSequence()
     rows = [paged.step([(sequence, part)], pad_tokens=24, pad_requests=3)[0] for part in (tokens[:21], tokens[21:])]
     error = parity.relative_error(np.concatenate(rows), expected)

@@ -83,13 +83,13 @@ for size in map(int, sys.argv[2:]):
         assert rows == attention.head_dim * max(attention.num_kv_heads // size, 1)
     assert model.lm_head is None or model.lm_head.weight[...].sharding.is_fully_replicated
     paged = PagedSequences(model, mesh=mesh)
-    assert paged.caches[0].addressable_shards[0].data.shape[2] == 2 * max(2, size) // size
+    assert jax.tree.leaves(paged.caches[0])[0].addressable_shards[0].data.shape[2] == 2 * max(2, size) // size
     first, second = PagedSequence(), PagedSequence()
     rows = [paged.step([(first, tokens[:19])], pad_tokens=24, pad_requests=3)[0]]
     rows.append(paged.step([(first, tokens[19:20]), (second, tokens[:16])], pad_tokens=24, pad_requests=3)[0])
     forked = paged.fork(second, 16)
     rows.append(paged.step([(first, tokens[20:]), (second, [3]), (forked, [4])], pad_tokens=24, pad_requests=3)[0])
-    assert len(paged.caches[0].sharding.device_set) == size
+    assert len(jax.tree.leaves(paged.caches[0])[0].sharding.device_set) == size
     error = parity.relative_error(np.concatenate(rows), expected)
     assert error < 1e-4, (size, error)
 """

@@ -10,9 +10,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from jaxis.errors import ConfigError
-from jaxis.parsing.model_parsers import ModelParsers
+from jaxis.parsing.model_parsers import ModelParsers, detect_parsers
 from jaxis.parsing.output_parser import OutputParser, parse_output
-from jaxis.parsing.parser_detection import detect_parsers
 from jaxis.parsing.parser_events import ToolCallArgumentsDelta, ToolCallStart, collect, merge_deltas
 from jaxis.parsing.reasoning_parsers import get_reasoning_parser
 from jaxis.parsing.tool_parsers import get_tool_parser

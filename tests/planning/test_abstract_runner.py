@@ -10,14 +10,16 @@ import pytest
 
 from jaxis.config import CacheConfig, LoadConfig, ModelConfig, SchedulerConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
-from jaxis.engine.execution.executor import Executor
+from jaxis.engine.execution.executor import DeviceExecutor
 from jaxis.engine.execution.kv_cache import plan_kv_caches
+from jaxis.engine.execution.program_key import lower
+from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.execution.sampling_batch import SamplerFeatures
 from jaxis.engine.execution.step_programs import ForwardKey, SampleKey
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
-from jaxis.planning.abstract_runner import AbstractRunner, bytes_per_device
+from jaxis.planning.step_costs import AbstractRunner, bytes_per_device
 from jaxis.quantization.arguments import parse_quantization
 from tests.support.cut_models import cut_config
 
@@ -68,14 +70,16 @@ def test_programs_and_sizes_are_those_of_a_runner(config):
     mesh = make_mesh()
     model = load_model(config, mesh)
     plan = plan_kv_caches(model, config, mesh)
-    runner = Runner(config, Executor(config, model, mesh, plan, on_compile=lambda key: contextlib.nullcontext()))
+    runner = Runner(config, Programs(DeviceExecutor(config, model, mesh, plan), lambda _: contextlib.nullcontext()))
     abstract = AbstractRunner(config, mesh)
     assert bytes_per_device(abstract.weights) == runner.weight_bytes
-    assert bytes_per_device(abstract.caches) == sum(cache.nbytes for cache in runner.executor.caches)
+    assert bytes_per_device(abstract.caches) == sum(
+        cache.nbytes for cache in jax.tree.leaves(runner.executor.state.caches)
+    )
     assert all(isinstance(array, jax.ShapeDtypeStruct) for array in abstract.weights + abstract.caches)
 
     shape = runner.step_shape(8)
-    assert abstract.forward(8).as_text() == runner.executor.step_programs.lower(ForwardKey(shape)).as_text()
-    sampler = runner.executor.step_programs.lower(SampleKey(shape.num_seqs, SamplerFeatures()))
+    assert abstract.forward(8).as_text() == lower(ForwardKey(shape), runner.executor.context).as_text()
+    sampler = lower(SampleKey(shape.num_seqs, SamplerFeatures()), runner.executor.context)
     assert abstract.sampler(8).as_text() == sampler.as_text()
     runner.close()

@@ -63,7 +63,7 @@ def version_2(integers):
     return gptq_tensors(integers, version=2, has_order=False)
 
 
-# What config.json says, who wrote the tensors, and whether they are symmetric.
+# What config.json says, the function that writes the tensors, and whether they are symmetric.
 PACKINGS = [
     ({}, gptq_tensors, True),
     ({"sym": False}, gptq_tensors, False),
@@ -154,19 +154,19 @@ FLOATS = [
 @pytest.mark.parametrize(("kind", "config"), quick_rows(FLOATS, [FLOATS[i] for i in (0, 2, 3)]))
 def test_floats_are_as_their_tensors_say(source, tmp_path, kind, config):
     torch.manual_seed(0)
-    narrow, wide = {}, {}
+    quantized, wide = {}, {}
     for name, tensor in load_file(source / "model.safetensors").items():
-        narrow[name] = wide[name] = tensor
+        quantized[name] = wide[name] = tensor
         if name.endswith("_proj.weight"):
-            del narrow[name]
+            del quantized[name]
             stored, wide[name] = float_tensors(kind, tensor.float().numpy())
-            narrow |= {name.removesuffix("weight") + key: each for key, each in stored.items()}
+            quantized |= {name.removesuffix("weight") + key: each for key, each in stored.items()}
     config = AUTO_ROUND | {"act_bits": 8 if kind == "fp8" else 4, "group_size": 32} | config
-    folder = replace_tensors(tmp_path / "narrow", source, narrow, quantization_config=config)
+    folder = replace_tensors(tmp_path / "quantized", source, quantized, quantization_config=config)
     assert_logits(folder, replace_tensors(tmp_path / "wide", source, wide))
     if kind == "fp8 blocks":
         without = {**config, "group_size": 32, "weight_block_size": None}
-        folder = replace_tensors(tmp_path / "without", source, narrow, quantization_config=without)
+        folder = replace_tensors(tmp_path / "without", source, quantized, quantization_config=without)
         with pytest.raises(ConfigError, match=r"has no weight_block_size, and model.layers.0.* is stored in blocks"):
             load(folder)
 

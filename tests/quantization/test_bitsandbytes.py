@@ -46,13 +46,13 @@ def written(request, source, tmp_path_factory):
 
 
 def test_logits_are_those_of_the_weights_that_the_file_stands_for(written):
-    narrow, wide, _ = written
-    assert_logits(narrow, wide)
+    quantized, wide, _ = written
+    assert_logits(quantized, wide)
 
 
-def test_weights_stay_narrow(written):
-    narrow, wide, kind = written
-    held, expected = values(load(narrow)), load_file(wide / "model.safetensors")
+def test_weights_stay_quantized(written):
+    quantized, wide, kind = written
+    held, expected = values(load(quantized)), load_file(wide / "model.safetensors")
     assert held.keys() == expected.keys()
     for name, weight in held.items():
         assert isinstance(weight, kind) == name.endswith("_proj.weight")
@@ -62,8 +62,8 @@ def test_weights_stay_narrow(written):
 
 @pytest.mark.parametrize("native", [False, True])
 def test_it_can_be_dequantized(source, tmp_path, native):
-    narrow, wide = write_quantized(tmp_path, source, bitsandbytes_4bit, CONFIG_4)
-    assert_equal(load(narrow, "dequantize", native=native), load(wide, native=native))
+    quantized, wide = write_quantized(tmp_path, source, bitsandbytes_4bit, CONFIG_4)
+    assert_equal(load(quantized, "dequantize", native=native), load(wide, native=native))
 
 
 @pytest.mark.parametrize("kind", quick_rows(KINDS, ["nf4"]))
@@ -78,9 +78,9 @@ def test_experts_too(tmp_path, kind):
 def test_experts_of_which_only_some_are_quantized_are_refused(tmp_path):
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     source = write_checkpoint(tmp_path / "source", "qwen3_moe", tokenizer=False, **sizes)
-    narrow, _ = write_quantized(tmp_path, source, bitsandbytes_4bit, CONFIG_4, r"[013]\.(up|gate)_proj\.weight$")
+    quantized, _ = write_quantized(tmp_path, source, bitsandbytes_4bit, CONFIG_4, r"[013]\.(up|gate)_proj\.weight$")
     with pytest.raises(ConfigError, match=r"experts stores gate_proj of expert 2 differently from that of expert 0"):
-        load(narrow)
+        load(quantized)
 
 
 def test_a_file_that_asks_to_be_quantized_is_refused(source, tmp_path):
@@ -120,10 +120,10 @@ def test_it_cannot_be_quantized_again(written):
     ],
 )
 def test_tensors_that_do_not_fit_are_named(source, tmp_path, name, change, message):
-    narrow, _ = write_quantized(tmp_path, source, bitsandbytes_4bit, CONFIG_4)
-    stored = load_file(narrow / "model.safetensors")
+    quantized, _ = write_quantized(tmp_path, source, bitsandbytes_4bit, CONFIG_4)
+    stored = load_file(quantized / "model.safetensors")
     full_name = f"model.layers.0.self_attn.q_proj.{name}"
     stored[full_name] = change(stored[full_name])
     changed = {n: t.clone() for n, t in stored.items() if t is not None}
     with pytest.raises(CheckpointError, match=re.compile(message)):
-        load(replace_tensors(tmp_path / "changed", narrow, changed))
+        load(replace_tensors(tmp_path / "changed", quantized, changed))

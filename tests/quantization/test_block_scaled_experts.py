@@ -59,7 +59,7 @@ BLOCK = (64, 32)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Family -> (narrow, with the weights it stands for), made once."""
+    """Family -> (quantized, with the weights it stands for), made once."""
     root, made = tmp_path_factory.mktemp("experts"), {}
 
     def write(family):
@@ -80,16 +80,16 @@ def assert_close(actual, expected):
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_logits_are_those_of_the_weights_that_the_narrow_ones_stand_for(folders, family):
+def test_logits_are_those_of_the_weights_that_the_quantized_ones_stand_for(folders, family):
     assert_logits(*folders(family))
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize("native", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_dequantized_by_choice(folders, family, native):
-    narrow, wide = folders(family)
+    quantized, wide = folders(family)
     ours, theirs = (
-        values(load(folder, choice, native=native)) for folder, choice in [(narrow, "dequantize"), (wide, None)]
+        values(load(folder, choice, native=native)) for folder, choice in [(quantized, "dequantize"), (wide, None)]
     )
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
@@ -105,21 +105,21 @@ def test_dequantized_blocks_are_transformers():
 
 
 @pytest.mark.parametrize(("family", "layer"), [("gpt_oss", 0), ("deepseek_v3", 1), ("qwen3_moe", 0)])
-def test_experts_stay_narrow(folders, family, layer):
-    narrow, _ = folders(family)
-    plain, packed = values(load(narrow)), values(load(narrow, native=True))
+def test_experts_stay_quantized(folders, family, layer):
+    quantized, _ = folders(family)
+    plain, packed = values(load(quantized)), values(load(quantized, native=True))
     for name in ("gate_proj", "up_proj", "down_proj"):
         stack, packed_stack = (each[f"model.layers.{layer}.mlp.experts.{name}"] for each in (plain, packed))
         assert isinstance(stack, BlockScaledWeight)
         assert isinstance(packed_stack, PackedWeight)
-        assert stack.qtype == packed_stack.qtype == ("float4_e2m1fn" if family == "gpt_oss" else "float8_e4m3fn")
+        assert stack.storage == packed_stack.storage == ("float4_e2m1fn" if family == "gpt_oss" else "float8_e4m3fn")
         assert stack.nbytes < (0.6 if family == "gpt_oss" else 1.1) * np.prod(stack.shape)
     assert not any("scale" in name or "blocks" in name for name in plain)
 
 
 def test_what_is_no_expert_is_as_it_was(folders):
-    narrow, wide = folders("gpt_oss")
-    ours, theirs = values(load(narrow)), values(load(wide))
+    quantized, wide = folders("gpt_oss")
+    ours, theirs = values(load(quantized)), values(load(wide))
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         if not name.endswith("_proj"):
@@ -128,11 +128,11 @@ def test_what_is_no_expert_is_as_it_was(folders):
 
 @pytest.mark.slow  # its logits are compared above
 def test_through_the_engine(folders, start_llm):
-    narrow, wide = folders("gpt_oss")
+    quantized, wide = folders("gpt_oss")
     ids = list(range(3, 23))
     reference = transformers.AutoModelForCausalLM.from_pretrained(wide, dtype=torch.float32).eval()
     expected = reference.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)[0, len(ids) :].tolist()
-    with start_llm(narrow, max_num_batched_tokens=16) as llm:
+    with start_llm(quantized, max_num_batched_tokens=16) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=6)
         [output] = llm.generate({"prompt_token_ids": ids}, params)
     assert output.outputs[0].token_ids == expected
@@ -163,18 +163,18 @@ class TestMistakes:
         ],
     )
     def test_tensors_that_do_not_fit_are_named(self, folders, tmp_path, family, name, change, message):
-        narrow, _ = folders(family)
-        stored = load_file(narrow / "model.safetensors")
+        quantized, _ = folders(family)
+        stored = load_file(quantized / "model.safetensors")
         full_name = f"model.layers.0.mlp.experts.{name}"
         stored[full_name] = change(stored[full_name])
         tensors = {n: t.contiguous() for n, t in stored.items() if t is not None}
         with pytest.raises(CheckpointError, match=message) as caught:
-            load(replace_tensors(tmp_path / "changed", narrow, tensors))
+            load(replace_tensors(tmp_path / "changed", quantized, tensors))
         assert "\n" not in str(caught.value)
 
     def test_sizes_that_groups_do_not_divide(self, folders, tmp_path):
-        narrow, _ = folders("gpt_oss")
-        folder = variant(tmp_path / "odd", narrow, intermediate_size=72)
+        quantized, _ = folders("gpt_oss")
+        folder = variant(tmp_path / "odd", quantized, intermediate_size=72)
         with pytest.raises(ConfigError, match=r"mlp\.experts has 72 features, which groups of 32 do not divide"):
             load(folder)
 

@@ -124,7 +124,7 @@ def test_packed_experts_keep_the_numbers_of_the_file(dtype):
     layer = loaded(PackingConfig(), weights)
     for name in ("gate_proj", "up_proj", "down_proj"):
         stack = getattr(layer, name).get_value()
-        assert (stack.qtype, len(stack.data)) == (dtype, X)
+        assert (stack.storage, len(stack.data)) == (dtype, X)
         assert isinstance(stack.data, jax.Array)
         # Nothing but the numbers: no second copy, no padding.
         assert stack.nbytes == X * E * F * np.dtype(dtype).itemsize
@@ -133,9 +133,9 @@ def test_packed_experts_keep_the_numbers_of_the_file(dtype):
 
 
 @needs_native
-def test_a_bfloat16_model_narrows_a_float32_file():
+def test_a_bfloat16_model_rounds_a_float32_file():
     layer = loaded(PackingConfig(), tensors(), dtype=jnp.bfloat16)
-    assert layer.up_proj.get_value().qtype == "bfloat16"
+    assert layer.up_proj.get_value().storage == "bfloat16"
     dense = {name: tensor.astype(ml_dtypes.bfloat16).astype(np.float32) for name, tensor in tensors().items()}
     assert_near(apply(layer, *routed()), by_hand(dense, *routed()))
 
@@ -262,12 +262,12 @@ def test_packed_stacks_are_the_same_in_any_order(scheme):
 
 @needs_native
 def test_types_that_differ_between_experts():
-    narrow, wide = random(F, E).astype(ml_dtypes.bfloat16), random(F, E)
+    quantized, wide = random(F, E).astype(ml_dtypes.bfloat16), random(F, E)
     layer = abstract(PackingConfig())
-    layer.load_weights([("0.up_proj.weight", wide), ("1.up_proj.weight", narrow)])  # which float32 holds
+    layer.load_weights([("0.up_proj.weight", wide), ("1.up_proj.weight", quantized)])  # which float32 holds
     assert layer.up_proj.get_value().missing == [2, 3, 4]
     layer = abstract(PackingConfig())
-    layer.load_weights([("0.up_proj.weight", narrow)])
+    layer.load_weights([("0.up_proj.weight", quantized)])
     with pytest.raises(CheckpointError, match=r"tensor '1.up_proj.weight' .* has a different type from those of the"):
         layer.load_weights([("1.up_proj.weight", wide)])
 

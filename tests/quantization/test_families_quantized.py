@@ -23,7 +23,7 @@ QUICK = ("Nemotron 3", "Qwen3.5")
 _FIRST = {family.config_class: family.name for family in reversed(FAMILIES)}
 OTHERS = [name for name in _FIRST.values() if name not in QUICK]
 # Also in 4 bits.
-NARROW = (
+LOW_PRECISION = (
     *QUICK,
     *("LFM2", "MiniMax M2"),
     *("DeepSeek V3.2", "Gemma 4, shared keys and values, embeddings of layers"),
@@ -40,7 +40,7 @@ SPLIT = ".kv_b_proj.weight"
 
 
 def test_every_configuration_has_a_row():
-    assert set(QUICK) | set(NARROW) <= set(BY_NAME)
+    assert set(QUICK) | set(LOW_PRECISION) <= set(BY_NAME)
     assert {BY_NAME[name].config_class for name in (*QUICK, *OTHERS)} == {family.config_class for family in FAMILIES}
 
 
@@ -49,7 +49,7 @@ def test_every_configuration_has_a_row():
     [
         *((name, "int8") for name in QUICK),
         *(pytest.param(name, "int8", marks=pytest.mark.slow) for name in OTHERS),
-        *(pytest.param(name, "int4", marks=pytest.mark.slow) for name in NARROW),
+        *(pytest.param(name, "int4", marks=pytest.mark.slow) for name in LOW_PRECISION),
     ],
 )
 def test_logits_are_those_of_what_the_quantized_matrices_stand_for(name, qtype):

@@ -75,7 +75,7 @@ def test_dequantized_blocks_are_transformers(shape):
     np.testing.assert_array_equal(dequantize(weight), expected.numpy())
 
 
-def test_weights_stay_narrow(folders, source):
+def test_weights_stay_quantized(folders, source):
     model = load(folders[0])
     for name, value in values(model).items():
         if "proj" in name:
@@ -113,11 +113,11 @@ def test_modules_left_as_they_are(source, tmp_path):
     stored = load_file(source / "model.safetensors")
     left = ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.self_attn.q_proj"]
     fp8, _ = write_fp8(tmp_path, source, modules_to_not_convert=left)
-    narrow = load_file(fp8 / "model.safetensors")
+    quantized = load_file(fp8 / "model.safetensors")
     name = "model.layers.1.self_attn.q_proj.weight"
-    del narrow[f"{name}_scale_inv"]
-    narrow[name] = stored[name]
-    folder = replace_tensors(tmp_path / "left", fp8, narrow)
+    del quantized[f"{name}_scale_inv"]
+    quantized[name] = stored[name]
+    folder = replace_tensors(tmp_path / "left", fp8, quantized)
     model = values(load(folder))
     np.testing.assert_array_equal(model[name], stored[name].numpy())
     assert isinstance(model["model.layers.0.mlp.gate_proj.weight"], BlockScaledWeight)

@@ -7,7 +7,7 @@ import transformers
 from safetensors import safe_open
 
 from jaxis.kernels import native as native_kernels
-from jaxis.kernels.weights import BlockScaledWeight, PackedWeight
+from jaxis.kernels.weights import BlockScaledWeight, PackedWeight, as_weight
 from tests.support.block_checkpoints import write_fp8
 from tests.support.quantized_models import IDS, load, logits
 from tests.support.tiny_checkpoints import LATENT_SIZES, write_checkpoint
@@ -43,6 +43,6 @@ def test_logits_are_those_of_the_weights_that_fp8_stands_for(folders, native):
     np.testing.assert_allclose(logits(model), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     attention = model.model.layers[1].self_attn
     assert isinstance(attention.q_b_proj.weight.get_value(), PackedWeight if native else BlockScaledWeight)
-    # What attention needs one head at a time is wide.
-    wide_weight = attention.kv_b_proj.key_weight.get_value().qtype if native else attention.kv_b_proj.weight[...].dtype
-    assert wide_weight == "float32"
+    # What attention needs one head at a time is in floats.
+    by_head = attention.kv_b_proj.key_weight if native else attention.kv_b_proj.weight
+    assert as_weight(by_head.get_value()).storage == "float32"

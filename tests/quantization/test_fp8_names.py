@@ -110,18 +110,18 @@ def stacked_fp8(tensor):
     ],
 )
 def test_stacks_of_llama_4s_experts(sources, tmp_path, encode, shape, config, native):
-    narrow, plain = {}, {}
+    quantized, plain = {}, {}
     for name, tensor in load_file(sources["llama4"] / "model.safetensors").items():
         if re.search(r"experts\.(gate_up|down)_proj$", name):
             value, scale, plain[name] = encode(tensor)
-            narrow |= {name: value, f"{name}_scale": shape(scale)}
+            quantized |= {name: value, f"{name}_scale": shape(scale)}
         else:
-            narrow[name] = plain[name] = tensor
+            quantized[name] = plain[name] = tensor
     left = ["lm_head", r".*\.self_attn", r".*\.shared_expert", r".*\.feed_forward\.(gate|up|down)_proj"]
     stored = replace_tensors(
         tmp_path / "stored",
         sources["llama4"],
-        narrow,
+        quantized,
         quantization_config=config | {"modules_to_not_convert": left},
     )
     expected = transformers_logits(replace_tensors(tmp_path / "wide", sources["llama4"], plain), IDS)

@@ -29,18 +29,18 @@ def quantize(weight):
 
 def write(folder, source, config, scale_shape=(), static=True):
     """(`folder`/fp8, `folder`/wide): `source` in fp8, and with what that stands for."""
-    stored, narrow, wide = load_file(source / "model.safetensors"), {}, {}
+    stored, quantized, wide = load_file(source / "model.safetensors"), {}, {}
     for name, tensor in stored.items():
         if not name.endswith("_proj.weight"):
-            narrow[name] = wide[name] = tensor
+            quantized[name] = wide[name] = tensor
             continue
         value, scale = quantize(tensor.float())
-        narrow |= {name: value, f"{name}_scale": scale.reshape(scale_shape)}
+        quantized |= {name: value, f"{name}_scale": scale.reshape(scale_shape)}
         if static:
-            narrow[name.removesuffix("weight") + "input_scale"] = torch.full(scale_shape, 0.01)
+            quantized[name.removesuffix("weight") + "input_scale"] = torch.full(scale_shape, 0.01)
         wide[name] = value.float() * scale
     return (
-        replace_tensors(folder / "fp8", source, narrow, quantization_config=config),
+        replace_tensors(folder / "fp8", source, quantized, quantization_config=config),
         replace_tensors(folder / "wide", source, wide),
     )
 

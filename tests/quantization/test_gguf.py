@@ -39,7 +39,7 @@ def test_weights_equal_gguf_pys_exactly(name):
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_weights_are_as_narrow_as_in_the_file(name):
+def test_weights_keep_the_precision_of_the_file(name):
     weight = read_blocks(TYPES[name], random_rows(name, 16, 1024), (16, 1024))
     kind = {"Q8_0": QuantizedWeight, "Q4_0": QuantizedWeight, "MXFP4": BlockScaledWeight}.get(name, CodedWeight)
     assert type(weight) is kind

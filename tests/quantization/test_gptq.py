@@ -64,7 +64,7 @@ def moe(tmp_path_factory):
 
 
 def assert_weights(model, wide):
-    """Each weight stands for the same numbers, to the bit."""
+    """The elements of each weight are bit-identical."""
     expected = load_file(wide / "model.safetensors")
     for name, weight in values(model).items():
         if name in expected:
@@ -135,7 +135,7 @@ def test_mixtral_names_too(tmp_path):
     where = lambda module: is_projection(module) or module.rpartition(".")[2] in ("w1", "w2", "w3")  # noqa: E731
     packed, wide = write(tmp_path, source, packs(where=where), GPTQ)
     assert_logits(packed, wide)
-    assert isinstance(values(load(packed))["model.layers.0.block_sparse_moe.experts.up_proj"], QuantizedWeight)
+    assert isinstance(values(load(packed))["model.layers.0.mlp.experts.up_proj"], QuantizedWeight)
 
 
 def test_fused_projections_are_as_in_the_file(tmp_path):
@@ -182,7 +182,7 @@ def test_symmetry_of_modules_follows_the_first_rule_that_matches(source, tmp_pat
         load(packed)
 
 
-def test_a_writer_who_says_version_1_and_writes_version_2(source, tmp_path):
+def test_a_checkpoint_that_says_version_1_and_has_version_2(source, tmp_path):
     packed, wide = write(tmp_path, source, packs(version=2), GPTQ)
     assert_weights(load(packed), wide)
 
@@ -208,10 +208,10 @@ def test_biases_of_zeros_that_the_model_lacks_are_left_out(source, moe, tmp_path
 
 def test_activations_may_be_quantized(source, tmp_path):
     packed, _ = write(tmp_path, source, packs(reorders=True), GPTQ | {"desc_act": True})
-    exact, narrow = logits(load(packed)), logits(load(packed, "int8_activations"))
-    assert 0 < np.abs(exact - narrow).max() < 0.1 * np.abs(exact).max()
+    exact, rounded = logits(load(packed)), logits(load(packed, "int8_activations"))
+    assert 0 < np.abs(exact - rounded).max() < 0.1 * np.abs(exact).max()
     native = logits(load(packed, "int8_activations", native=True))
-    np.testing.assert_allclose(native, narrow, rtol=0, atol=0.02 * np.abs(exact).max())
+    np.testing.assert_allclose(native, rounded, rtol=0, atol=0.02 * np.abs(exact).max())
 
 
 def change(folder, packed, **tensors):

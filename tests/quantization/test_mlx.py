@@ -46,15 +46,15 @@ def sparse(tmp_path_factory):
     ),
 )
 def test_logits_are_those_of_the_weights_that_the_file_stands_for(source, sparse, tmp_path, kind, mode):
-    narrow, wide = write_mlx(tmp_path, sparse if kind == "experts" else source, **MODES[mode])
-    assert_low_precision_weights(assert_logits(narrow, wide), load_file(wide / "model.safetensors"))
+    quantized, wide = write_mlx(tmp_path, sparse if kind == "experts" else source, **MODES[mode])
+    assert_low_precision_weights(assert_logits(quantized, wide), load_file(wide / "model.safetensors"))
 
 
 def assert_low_precision_weights(model, expected):
     """Projections, embeddings and the head are held as the file has them, and stand for these weights."""
     for name, weight in values(model).items():
-        is_narrow = name.endswith(("_proj.weight", "_proj", "embed_tokens.weight", "lm_head.weight"))
-        assert isinstance(weight, CodedWeight | BlockScaledWeight) == is_narrow, name
+        is_quantized = name.endswith(("_proj.weight", "_proj", "embed_tokens.weight", "lm_head.weight"))
+        assert isinstance(weight, CodedWeight | BlockScaledWeight) == is_quantized, name
         array = np.asarray(dequantize(weight))
         if array.ndim == 3:
             stack = name.rpartition(".")[2]
@@ -63,41 +63,43 @@ def assert_low_precision_weights(model, expected):
         else:
             # A router is dequantized when it is loaded, where a product and a sum may be rounded as one.
             np.testing.assert_allclose(
-                array, expected[name], rtol=0 if is_narrow else 1e-6, atol=0 if is_narrow else 1e-7
+                array, expected[name], rtol=0 if is_quantized else 1e-6, atol=0 if is_quantized else 1e-7
             )
 
 
 @pytest.mark.parametrize("native", [False, True])
 def test_it_can_be_dequantized(sparse, tmp_path, native):
-    narrow, wide = write_mlx(tmp_path, sparse, mode="nvfp4", group_size=16)
-    assert_equal(load(narrow, "dequantize", native=native), load(wide, native=native))
+    quantized, wide = write_mlx(tmp_path, sparse, mode="nvfp4", group_size=16)
+    assert_equal(load(quantized, "dequantize", native=native), load(wide, native=native))
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])
 def test_unquantized_files_of_mlx_load(source, sparse, tmp_path, kind):
     original = sparse if kind == "experts" else source
-    narrow, _ = write_mlx(tmp_path, original, names="none", quantization=None, quantization_config=None)
-    with (narrow / "config.json").open() as file:
+    quantized, _ = write_mlx(tmp_path, original, names="none", quantization=None, quantization_config=None)
+    with (quantized / "config.json").open() as file:
         assert "quantization" not in json.load(file)
-    assert_equal(load(narrow), load(original))
+    assert_equal(load(quantized), load(original))
 
 
 def test_old_files_have_only_one_of_the_objects(source, tmp_path):
-    narrow, wide = write_mlx(tmp_path, source, quantization_config=None)
+    quantized, wide = write_mlx(tmp_path, source, quantization_config=None)
     expected = transformers_logits(wide, IDS)
-    np.testing.assert_allclose(logits(load(narrow)), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(logits(load(quantized)), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 def test_shards_are_indexed_by_mlxs_names(sparse, tmp_path):
-    narrow, _ = write_mlx(tmp_path / "one", sparse)
-    tensors = mx.load(str(narrow / "model.safetensors"))
+    quantized, _ = write_mlx(tmp_path / "one", sparse)
+    tensors = mx.load(str(quantized / "model.safetensors"))
     names = sorted(tensors)
     halves = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
     index = {"weight_map": {name: file for file, half in halves.items() for name in half}}
-    folder = variant(tmp_path / "two", narrow, files={"model.safetensors": None, "model.safetensors.index.json": index})
+    folder = variant(
+        tmp_path / "two", quantized, files={"model.safetensors": None, "model.safetensors.index.json": index}
+    )
     for file, half in halves.items():
         mx.save_safetensors(str(folder / file), {name: tensors[name] for name in half}, metadata={"format": "mlx"})
-    assert_equal(load(folder), load(narrow))
+    assert_equal(load(folder), load(quantized))
 
 
 @pytest.mark.parametrize(
@@ -118,14 +120,14 @@ def test_shards_are_indexed_by_mlxs_names(sparse, tmp_path):
     ],
 )
 def test_tensors_that_do_not_fit_are_named(source, tmp_path, change, message):
-    narrow, _ = write_mlx(tmp_path / "whole", source)
-    tensors = mx.load(str(narrow / "model.safetensors"))
+    quantized, _ = write_mlx(tmp_path / "whole", source)
+    tensors = mx.load(str(quantized / "model.safetensors"))
     for name, function in change.items():
         full_name = f"model.layers.0.mlp.{name}"
         tensor = tensors.pop(full_name, None)
         if function is not None:
             tensors[full_name] = mx.contiguous(function(tensor))
-    folder = variant(tmp_path / "changed", narrow, files={"model.safetensors": None})
+    folder = variant(tmp_path / "changed", quantized, files={"model.safetensors": None})
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
     with pytest.raises((CheckpointError, ConfigError), match=message):
         load(folder)
@@ -143,6 +145,6 @@ def test_tensors_that_do_not_fit_are_named(source, tmp_path, change, message):
     ],
 )
 def test_settings_that_are_not_supported_are_named(source, tmp_path, quantization, message):
-    narrow, _ = write_mlx(tmp_path, source, quantization_config=quantization)
+    quantized, _ = write_mlx(tmp_path, source, quantization_config=quantization)
     with pytest.raises(ConfigError, match=message):
-        load(narrow)
+        load(quantized)

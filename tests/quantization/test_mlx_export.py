@@ -12,7 +12,7 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import WeightScheme, dequantize, quantize
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
-from jaxis.quantization.mlx_export import tensor_specs, tensors
+from jaxis.quantization.mlx import tensor_specs, tensors
 from tests.support.quantized_models import assert_equal, load, logits, values
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import variant, write_checkpoint
@@ -114,8 +114,8 @@ def test_only_jaxis_rules_tell_what_is_symmetric(written, tmp_path):
     for name, weight in ours.items():
         np.testing.assert_array_equal(dequantize(weight), dequantize(theirs[name]), err_msg=name)
     packed_ours, packed_theirs = (values(load(f, native=True)) for f in (written("dense", "mixed"), foreign))
-    narrow = "model.layers.0.mlp.down_proj.weight"
-    assert packed_ours[narrow].nbytes == packed_theirs[narrow].nbytes
+    low_precision = "model.layers.0.mlp.down_proj.weight"
+    assert packed_ours[low_precision].nbytes == packed_theirs[low_precision].nbytes
 
 
 def test_activations_can_be_chosen_when_loading(sources, written):

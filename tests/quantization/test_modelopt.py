@@ -140,11 +140,11 @@ def test_every_nvfp4_code_and_scale():
 def test_stacks_of_experts_are_transposed(sources, tmp_path, scale_2_shape):
     """As ModelOpt writes those of Llama 4: [X, in / 2, out] with scales [X, in / 16, out]."""
     stored = wide = None
-    narrow, plain = {}, {}
+    quantized, plain = {}, {}
     for name, tensor in load_file(sources["llama4"] / "model.safetensors").items():
         if re.search(r"experts\.(gate_up|down)_proj$", name):
             tensors, wide = nvfp4(tensor.mT)
-            narrow |= {
+            quantized |= {
                 name: tensors["weight"].mT.contiguous(),
                 f"{name}_weight_scale": tensors["weight_scale"].mT.contiguous(),
                 f"{name}_weight_scale_2": tensors["weight_scale_2"]
@@ -154,9 +154,9 @@ def test_stacks_of_experts_are_transposed(sources, tmp_path, scale_2_shape):
             }
             plain[name] = wide.mT.contiguous()
         else:
-            narrow[name] = plain[name] = tensor
+            quantized[name] = plain[name] = tensor
     keys = config("NVFP4", ignore=["*self_attn*", "lm_head", "*shared_expert*"])
-    stored = replace_tensors(tmp_path / "stored", sources["llama4"], narrow, quantization_config=keys)
+    stored = replace_tensors(tmp_path / "stored", sources["llama4"], quantized, quantization_config=keys)
     assert_logits(stored, replace_tensors(tmp_path / "wide", sources["llama4"], plain))
 
 

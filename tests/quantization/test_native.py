@@ -61,19 +61,19 @@ def test_bfloat16_weights_stay_as_in_the_file():
     process(layer)
     held = layer.weight.get_value()
     assert isinstance(held, PackedWeight)
-    assert held.qtype == "bfloat16"
+    assert held.storage == "bfloat16"
     x = random(3, 48, seed=1)
     exact = x.astype(np.float64) @ weight.astype(np.float64).T
     np.testing.assert_allclose(layer.decode(jnp.asarray(x)), exact, rtol=0, atol=1e-5 * np.abs(exact).max())
     np.testing.assert_array_equal(layer(np.array([5, 32, 0])), weight[[5, 32, 0]])
 
 
-def test_a_float32_layer_keeps_a_bfloat16_file_narrow():
+def test_a_float32_layer_keeps_the_type_of_a_bfloat16_file():
     layer = JaxLinear(64, 9, nnx.Rngs(0), use_bias=False, quant_config=PLAIN)
     weight = random(9, 64).astype(ml_dtypes.bfloat16)
     JaxAutoWeightsLoader(layer).load_weights([("weight", weight)])
     process(layer)
-    assert layer.weight.get_value().qtype == "bfloat16"
+    assert layer.weight.get_value().storage == "bfloat16"
     x = random(2, 64, seed=1)
     np.testing.assert_allclose(layer(jnp.asarray(x)), x @ weight.astype(np.float32).T, rtol=0, atol=1e-4)
 

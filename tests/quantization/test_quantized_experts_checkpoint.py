@@ -147,7 +147,7 @@ def test_a_missing_scale_is_named(tmp_path):
         load(tmp_path / "q")
 
 
-def test_experts_are_narrow_in_memory(tmp_path):
+def test_experts_are_quantized_in_memory(tmp_path):
     quantize_checkpoint(checkpoint("Qwen3 MoE"), tmp_path / "q", parse_quantization("int4"))
     stack = values(load(tmp_path / "q", native=True))["model.layers.0.mlp.experts.up_proj"]
     # Four bits, and a scale and a minimum of eight for 32 of them; a row has two floats that these are multiplied by.

@@ -55,27 +55,27 @@ def write(folder, source, config):
         metadata.update(described)
         return tensors, layer.weight.dequantize().detach().clone()
 
-    narrow, wide = write_quantized(folder, source, quantize, CONFIG)
+    low_precision, wide = write_quantized(folder, source, quantize, CONFIG)
     plain = {name: '{"_type": "Tensor"}' for name in names if name not in metadata}
     metadata |= plain | {"tensor_names": json.dumps(names)}
-    tensors = load_file(narrow / "model.safetensors")
-    save_file(tensors, narrow / "model.safetensors", metadata=metadata)
-    return narrow, wide
+    tensors = load_file(low_precision / "model.safetensors")
+    save_file(tensors, low_precision / "model.safetensors", metadata=metadata)
+    return low_precision, wide
 
 
 @pytest.mark.parametrize("kind", quick_rows(KINDS, ["int8", "float8"]))
 def test_logits_are_those_of_the_weights_that_the_file_stands_for(source, tmp_path, kind):
     config, held_as = KINDS[kind]
-    narrow, wide = write(tmp_path, source, config)
+    low_precision, wide = write(tmp_path, source, config)
     stored = load_file(wide / "model.safetensors")
-    for name, weight in values(assert_logits(narrow, wide)).items():
+    for name, weight in values(assert_logits(low_precision, wide)).items():
         assert isinstance(weight, held_as) == name.endswith("_proj.weight")
         np.testing.assert_array_equal(dequantize(weight), stored[name].numpy(), err_msg=name)
 
 
 def test_it_can_be_dequantized(source, tmp_path):
-    narrow, wide = write(tmp_path, source, KINDS["int4"][0])
-    assert_equal(load(narrow, "dequantize"), load(wide))
+    low_precision, wide = write(tmp_path, source, KINDS["int4"][0])
+    assert_equal(load(low_precision, "dequantize"), load(wide))
 
 
 @pytest.mark.parametrize("kind", ["int8", "nvfp4"])
@@ -106,8 +106,8 @@ def test_a_file_that_asks_to_be_quantized_is_refused(source, tmp_path):
 
 
 def test_parameters_other_than_weights_are_refused(source, tmp_path):
-    narrow, _ = write(tmp_path, source, KINDS["int8"][0])
-    path = narrow / "model.safetensors"
+    low_precision, _ = write(tmp_path, source, KINDS["int8"][0])
+    path = low_precision / "model.safetensors"
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
     name = "model.layers.0.mlp.up_proj.weight"
@@ -116,17 +116,17 @@ def test_parameters_other_than_weights_are_refused(source, tmp_path):
     with pytest.raises(
         ConfigError, match=r"experts.gate_up_proj, which is not a layer's weight: this is not supported"
     ):
-        load(narrow)
+        load(low_precision)
 
 
 def test_tensors_that_do_not_fit_are_named(source, tmp_path):
-    narrow, _ = write(tmp_path, source, KINDS["int8"][0])
-    stored = load_file(narrow / "model.safetensors")
-    with safe_open(narrow / "model.safetensors", "pt") as file:
+    low_precision, _ = write(tmp_path, source, KINDS["int8"][0])
+    stored = load_file(low_precision / "model.safetensors")
+    with safe_open(low_precision / "model.safetensors", "pt") as file:
         metadata = file.metadata()
     name = "model.layers.0.mlp.up_proj._weight_scale"
     changed = stored | {name: stored[name] * torch.inf}
-    folder = replace_tensors(tmp_path / "changed", narrow, changed)
+    folder = replace_tensors(tmp_path / "changed", low_precision, changed)
     save_file(changed, folder / "model.safetensors", metadata=metadata)
     with pytest.raises(CheckpointError, match=r"layers.0.mlp.up_proj has a weight whose scales are not all finite"):
         load(folder)

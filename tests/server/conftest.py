@@ -13,12 +13,12 @@ import pytest
 
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
-from jaxis.engine.frontend.local_engine import LocalEngine
 from jaxis.engine.setup import build_engine
 from jaxis.host.progress import ProgressDisplay
 from jaxis.server.config import ServerConfig
-from jaxis.server.http.run import listen, make_server
+from jaxis.server.run import listen, make_server
 from tests.support.chromium import EXECUTABLE, Chromium
+from tests.support.local_engine import LocalEngine
 
 
 @dataclasses.dataclass

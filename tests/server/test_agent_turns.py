@@ -11,15 +11,15 @@ import pytest
 import jaxis
 from jaxis import SamplingParams
 from jaxis.parsing.model_parsers import ModelParsers
-from jaxis.server.endpoints import ollama_request
-from jaxis.server.endpoints.chat import ChatCompletion
-from jaxis.server.endpoints.messages_prompt import chat_request
-from jaxis.server.endpoints.responses import ResponseRun
-from jaxis.server.endpoints.served_model import ServedModel
-from jaxis.server.protocol.chat import ChatCompletionRequest
-from jaxis.server.protocol.messages import MessagesRequest
-from jaxis.server.protocol.ollama import OllamaChatRequest
-from jaxis.server.protocol.responses import ResponseRequest
+from jaxis.server.anthropic.message_job import message_job
+from jaxis.server.anthropic.message_schema import MessagesRequest
+from jaxis.server.generation.served_model import ServedModel
+from jaxis.server.ollama import ollama_job
+from jaxis.server.ollama.ollama_schema import OllamaChatRequest
+from jaxis.server.openai.chat_job import chat_job
+from jaxis.server.openai.chat_schema import ChatCompletionRequest
+from jaxis.server.openai.response_job import response_job
+from jaxis.server.openai.response_schema import ResponseRequest
 from jaxis.tokenizer import Tokenizer
 from tests.support.agent_conversations import AgentConversation
 from tests.support.agent_templates import AGENT_TEMPLATES
@@ -32,21 +32,19 @@ NUM_TURNS = 1000
 
 
 def messages_prompt(conversation, model):
-    body = MessagesRequest.model_validate(conversation.messages_request())
-    return ChatCompletion(chat_request(body, model), model)
+    return message_job(MessagesRequest.model_validate(conversation.messages_request()), model)
 
 
 def chat_prompt(conversation, model):
-    return ChatCompletion(ChatCompletionRequest.model_validate(conversation.chat_request()), model)
+    return chat_job(ChatCompletionRequest.model_validate(conversation.chat_request()), model)
 
 
 def responses_prompt(conversation, model):
-    return ResponseRun(ResponseRequest.model_validate(conversation.responses_request()), model)
+    return response_job(ResponseRequest.model_validate(conversation.responses_request()), model)
 
 
 def ollama_prompt(conversation, model):
-    body = OllamaChatRequest.model_validate(conversation.ollama_request())
-    return ChatCompletion(ollama_request.chat_request(body, model), model)
+    return ollama_job.chat_job(OllamaChatRequest.model_validate(conversation.ollama_request()), model)
 
 
 PROTOCOLS = {
@@ -84,7 +82,7 @@ def test_a_turn_begins_with_the_tokens_of_the_turn_before(protocol, template):
     opening = tokenizer.apply_chat_template(question).removeprefix(closed)
 
     def prompt_of(conversation):
-        [prompt] = PROTOCOLS[protocol](conversation, model).job.preprocess()
+        [prompt] = PROTOCOLS[protocol](conversation, model).tokenize()
         return prompt
 
     num_turns, seeds = 0, itertools.count()
@@ -123,11 +121,8 @@ def test_no_token_that_is_cached_is_read_again(server, built_engine):
             billing = f"x-anthropic-billing-header: cc_version=2.1.330.{number:03x}; cc_entrypoint=cli;"
             system = [{"type": "text", "text": part} for part in (billing, "You are an agent.")]
             body = {"model": "jaxis-tiny", "max_tokens": 12, "system": system, "messages": turns, "tools": tools}
-            ids = (
-                ChatCompletion(chat_request(MessagesRequest.model_validate(body), model), model)
-                .job.preprocess()[0]
-                .token_ids
-            )
+            [prompt] = message_job(MessagesRequest.model_validate(body), model).tokenize()
+            ids = prompt.token_ids
             answer = client.messages.create(**body)
             usage = answer.usage
             assert usage.input_tokens + usage.cache_read_input_tokens == len(ids)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from jaxis.engine.drafting.drafter import DraftRequest
+from jaxis.engine.drafting.speculation import DraftRequest, NoSpeculation
 from tests.support.drafters import TestDrafter, drafting, truth
 from tests.support.quick_rows import quick_rows
 
@@ -160,7 +160,7 @@ def test_an_answer_is_the_same_with_right_drafts(http, server, built_engine, mon
         asked(http, name, **(BEYOND_THE_END if name in ENDING else {}))
         server.wait_until_idle()
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "speculation", None)
+        patch.setattr(engine, "speculation", NoSpeculation())
         whole, events = asked(http, name)
         server.wait_until_idle()
     oracle = Oracle(recorder.answers)

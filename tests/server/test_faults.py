@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from jaxis.engine.execution.programs import ProgramCache
+from jaxis.engine.execution.programs import Programs
 from jaxis.errors import EngineError
 
 ENDLESS = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_fault_in_the_server_is_not_told_in_detail(server, http, stream, monkeypatch):
+def test_a_fault_in_the_server_is_answered_without_details(server, http, stream, monkeypatch):
     def fail(*_):
         raise ValueError("a secret path")
 
@@ -40,7 +40,7 @@ def test_a_failing_tokenizer_fails_its_request(server, http, monkeypatch):
     server.wait_until_idle()
 
 
-def test_a_failed_step_is_told_in_the_stream_and_the_server_goes_on(built_engine, server, http, monkeypatch):
+def test_a_failed_step_is_an_error_in_the_stream_and_the_server_goes_on(built_engine, server, http, monkeypatch):
     events = []
     with httpx.stream("POST", f"{server.url}/v1/completions", json={**ENDLESS, "stream": True}, timeout=30) as response:
         lines = response.iter_lines()
@@ -140,16 +140,18 @@ def test_an_engine_that_cannot_recover_ends_the_server(built_engine, serve, monk
 
 def test_compiling_is_no_stall(serve, built_engine, monkeypatch):
     server = serve(stall_seconds=0.1)
-    executor = built_engine.engine.runner.executor
+    runner = built_engine.engine.runner
     compiling, finish = threading.Event(), threading.Event()
+
+    compile_now = runner.executor.compile
 
     def compile_slowly(key):
         compiling.set()
         finish.wait(60)
-        return executor.step_programs.compile(key)
+        return compile_now(key)
 
-    programs = ProgramCache(compile_slowly, lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(executor, "programs", programs)
+    monkeypatch.setattr(runner.executor, "compile", compile_slowly)
+    monkeypatch.setattr(runner, "programs", Programs(runner.executor, lambda _: contextlib.nullcontext()))
     with httpx.Client(base_url=server.url, timeout=30) as http, ThreadPoolExecutor() as pool:
         answer = pool.submit(http.post, "/v1/completions", json={"prompt": "x", "max_tokens": 1})
         assert compiling.wait(10)
@@ -158,8 +160,7 @@ def test_compiling_is_no_stall(serve, built_engine, monkeypatch):
         assert http.get("/health").status_code == 200
         finish.set()
         assert answer.result().status_code == 200
-    assert executor.programs.last_wait.ended - executor.programs.last_wait.started > 0
-    programs.close()
+    assert runner.programs.last_wait.ended - runner.programs.last_wait.started > 0
 
 
 def _raise(*_, **__):

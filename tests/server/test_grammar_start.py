@@ -1,11 +1,11 @@
-"""Which tokens tell a form that the reasoning is over."""
+"""Which tokens tell a grammar that the reasoning is over."""
 
 import pytest
 import tokenizers
 
 from jaxis.engine.grammar.delayed_grammar import ReasoningTokens
 from jaxis.parsing.reasoning_parsers import get_reasoning_parser
-from jaxis.server.endpoints.grammar_start import reasoning_tokens
+from jaxis.server.generation.grammar import reasoning_tokens
 from jaxis.tokenizer import Tokenizer
 
 SPECIAL = ["<|channel|>", "<|message|>", "<|constrain|>"]

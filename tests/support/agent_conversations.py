@@ -1,6 +1,6 @@
 """Conversations of agents that grow turn by turn, as the request bodies of each protocol.
 
-What an agent says of the past never changes, but how it writes it does: a text is a string in one request and a list of
+What an agent says of the past never changes, but how it writes it does: text is a string in one request and a list of
 blocks in the next, marks for caches move, lists of tools grow, and lines at the head count something.
 """
 

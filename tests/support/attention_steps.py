@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,17 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 
 # (history, query tokens) of each request: decodes first, then prefills, chunks with history, and empty requests.
 MIX = [(0, 1), (130, 1), (7, 1), (0, 13), (200, 71), (5, 0), (31, 1), (16, 16)]
+
+
+def paged(array: jax.Array | np.ndarray, kernels: Literal["native", "any"] = "any") -> PagedCache:
+    """A cache of one device in the layout of these kernels, of an array [num_blocks, ...] that has it."""
+    shape = array.shape[1:]
+    layout = CacheLayout(kernels, shape[0], 1, shape, np.dtype(array.dtype), (None,) * len(shape))
+    return layout.cache(jnp.asarray(array))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Checkpoints of narrow floats, written as the published ones are, and the same with the weights they stand for."""
+"""Checkpoints of low-precision floats, written as the published ones are, and with the weights they stand for."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def write_fp8(
 
     A block of None columns has all of them.
     """
-    stored, narrow, wide = load_file(source / "model.safetensors"), {}, {}
+    stored, quantized, wide = load_file(source / "model.safetensors"), {}, {}
     for name, tensor in stored.items():
         if re.search(r"_proj(_with_mqa)?\.weight$", name):
             blocks = (block[0], block[1] or tensor.shape[1])
             value, scale = quantize_fp8(tensor.float(), blocks, scale_dtype)
-            narrow |= {name: value, name.removesuffix("weight") + scale_name: scale}
+            quantized |= {name: value, name.removesuffix("weight") + scale_name: scale}
             # transformers' own, which its backward pass uses.
             wide[name] = _dequantize_fp8_weight(value, scale.float(), list(blocks), torch.float32)
         else:
-            narrow[name] = wide[name] = tensor
+            quantized[name] = wide[name] = tensor
     if config is FP8:
         quantization["weight_block_size"] = list(block)
     return (
-        replace_tensors(folder / "fp8", source, narrow, quantization_config=config | quantization),
+        replace_tensors(folder / "fp8", source, quantized, quantization_config=config | quantization),
         replace_tensors(folder / "wide", source, wide),
     )
 
@@ -87,16 +87,16 @@ def quantize_mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def write_mxfp4(folder: Path, source: Path, **quantization: Any) -> tuple[Path, Path]:
     """(`folder`/mxfp4, `folder`/wide): a GPT-OSS `source` with its experts in MXFP4, and with what those stand for."""
-    stored, narrow, wide = load_file(source / "model.safetensors"), {}, {}
+    stored, quantized, wide = load_file(source / "model.safetensors"), {}, {}
     for name, tensor in stored.items():
         if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
             blocks, scales = quantize_mxfp4(tensor.mT)
-            narrow |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            quantized |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
             wide[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
         else:
-            narrow[name] = wide[name] = tensor
+            quantized[name] = wide[name] = tensor
     return (
-        replace_tensors(folder / "mxfp4", source, narrow, quantization_config=MXFP4 | quantization),
+        replace_tensors(folder / "mxfp4", source, quantized, quantization_config=MXFP4 | quantization),
         replace_tensors(folder / "wide", source, wide),
     )
 
@@ -119,18 +119,18 @@ def transformers_logits(folder: Path, ids: list[int]) -> np.ndarray:
         return reference(torch.tensor([ids])).logits[0].numpy()
 
 
-def assert_logits(narrow: Path, wide: Path, **options: Any) -> JaxModule:
+def assert_logits(quantized: Path, wide: Path, **options: Any) -> JaxModule:
     """Checks that a checkpoint gives transformers' logits of another; returns its model for plain JAX.
 
     For plain JAX and for the native kernels in one: the reference takes longer than either.
 
     Args:
-      narrow: The checkpoint.
+      quantized: The checkpoint.
       wide: The same with the weights that its own stand for.
       options: How to load it; see `load`.
     """
     expected = transformers_logits(wide, IDS)
-    models = [load(narrow, native=native, **options) for native in (False, True)]
+    models = [load(quantized, native=native, **options) for native in (False, True)]
     for model in models:
         np.testing.assert_allclose(logits(model), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     return models[0]

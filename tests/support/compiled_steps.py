@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from jaxis.planning.compiled_program import CompiledProgram
-from jaxis.planning.step_costs import StepCompiler
+from jaxis.planning.step_costs import CompiledProgram, StepCompiler
 from jaxis.planning.targets import parse_target
 from tests.support.cut_models import NUM_LAYERS, cut_model
 

@@ -138,14 +138,14 @@ def write_stored(
 
 def host_array(tensor: torch.Tensor) -> np.ndarray:
     """A tensor as the checkpoint's reader returns it."""
-    narrow = {
+    quantized = {
         torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
         torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
         torch.float8_e8m0fnu: (torch.uint8, ml_dtypes.float8_e8m0fnu),
     }
-    if tensor.dtype not in narrow:
+    if tensor.dtype not in quantized:
         return tensor.numpy()
-    view, dtype = narrow[tensor.dtype]
+    view, dtype = quantized[tensor.dtype]
     return tensor.view(view).numpy().view(dtype)
 
 

@@ -9,22 +9,22 @@ from pathlib import Path
 from jaxis.config import CacheConfig, LoadConfig, ModelConfig, SchedulerConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.drafting.draft_layers import DraftLayers
-from jaxis.engine.drafting.drafter import DraftRequest
-from jaxis.engine.execution.executor import Executor
+from jaxis.engine.drafting.speculation import DraftRequest
+from jaxis.engine.execution.executor import DeviceExecutor
 from jaxis.engine.execution.kv_cache import plan_kv_caches
+from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 from jaxis.kernels import native
-from jaxis.models.draft_loader import load_dflash, load_draft_model, load_eagle3
+from jaxis.models.draft_loader import load_draft_model, load_eagle3
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.wrappers import PackingConfig
 from jaxis.sampling_params import SamplingParams
 from tests.support.chain_checkpoints import write_chain_checkpoint, write_nemotron_checkpoint
-from tests.support.dflash_checkpoints import write_dflash_head
 from tests.support.eagle_checkpoints import write_head, write_target
 from tests.support.prediction_checkpoints import family, write_prediction_checkpoint
 
@@ -43,11 +43,10 @@ def write_folders(new: Callable[[str], Path]) -> dict[str, tuple[Path, Path | No
     return {
         "grouped": (grouped, None),
         "latent": (latent, None),
-        # Layers that make one draft each; of two of them, the last one makes two.
-        "chain": (write_prediction_checkpoint(new("chain"), family("GLM-4.5 MoE", head_dim=32), 3)[0], None),
-        "short chain": (write_prediction_checkpoint(new("short"), family("DeepSeek V3"), 2)[0], None),
-        "step chain": (write_chain_checkpoint(new("step"), "Step 3.5", head_dim=32), None),
-        "mimo chain": (write_chain_checkpoint(new("mimo"), "MiMo V2 Flash", head_dim=32, v_head_dim=32), None),
+        # Of several layers, the first one drafts.
+        "several": (write_prediction_checkpoint(new("several"), family("GLM-4.5 MoE", head_dim=32), 3)[0], None),
+        "step": (write_chain_checkpoint(new("step"), "Step 3.5", head_dim=32), None),
+        "mimo": (write_chain_checkpoint(new("mimo"), "MiMo V2 Flash", head_dim=32, v_head_dim=32), None),
         # One block of attention and experts, behind layers with states.
         "two layers": (write_nemotron_checkpoint(new("two"))[0], None),
         "indexed": (indexed, None),
@@ -55,7 +54,6 @@ def write_folders(new: Callable[[str], Path]) -> dict[str, tuple[Path, Path | No
         # Of recurrent layers, and one of attention that predicts.
         "recurrent": (write_prediction_checkpoint(new("recurrent"), family("Qwen3.5"))[0], None),
         "eagle3": (target, write_head(new("head"), "SpecForge", layers=(1, 2, 5))),
-        "dflash": (target, write_dflash_head(new("dflash_head"))),
         "draft_model": (target, write_target(new("smaller"), num_layers=1, seed=1)),
     }
 
@@ -77,11 +75,10 @@ def make_runner(folders: tuple[Path, Path | None], max_num_batched_tokens: int) 
     config = config_of(folder)
     model = load_model(config, mesh)
     if draft_folder is not None:
-        loaders = {"head": load_eagle3, "dflash_head": load_dflash}
-        load = loaders.get(draft_folder.name.rstrip("0123456789"), load_draft_model)
+        load = load_eagle3 if draft_folder.name.startswith("head") else load_draft_model
         load(model, config_of(draft_folder), mesh)
     plan = plan_kv_caches(model, config, mesh)
-    return Runner(config, Executor(config, model, mesh, plan, on_compile=lambda key: contextlib.nullcontext()))
+    return Runner(config, Programs(DeviceExecutor(config, model, mesh, plan), lambda _: contextlib.nullcontext()))
 
 
 def run(
@@ -97,8 +94,7 @@ def run(
     """
     limits = runner.vllm_config.scheduler_config
     block_size = runner.vllm_config.cache_config.block_size
-    again = runner.executor.num_seen_again
-    blocks = BlockManager(runner.num_blocks, block_size, True, runner.num_state_slots, num_seen_again=again)
+    blocks = BlockManager(runner.num_blocks, block_size, True, runner.num_state_slots)
     scheduler = Scheduler(
         blocks,
         max_num_seqs=limits.max_num_seqs,
@@ -133,7 +129,8 @@ def run(
         known = [i for i, each in enumerate(sequences) if each.output_token_ids and not each.status.finished]
         proposed = drafter.propose([DraftRequest(sequences[i], NUM_DRAFTS) for i in known])
         for i, proposed_ids in zip(known, proposed, strict=True):
-            drafts[i][sequences[i].num_tokens] = list(proposed_ids)
+            if proposed_ids:  # none behind a step that read prompts
+                drafts[i][sequences[i].num_tokens] = list(proposed_ids)
         if expected is not None:
             guesses = {sequences[i].seq_id: _one_wrong(expected[i], sequences[i].num_tokens) for i in known}
     return [[*each.prompt_token_ids, *each.output_token_ids] for each in sequences], drafts

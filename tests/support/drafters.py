@@ -7,14 +7,12 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxis.engine.drafting.draft_length import DraftLengths, DraftPlace
-from jaxis.engine.drafting.drafter import Drafter, DraftRequest
-from jaxis.engine.drafting.layer_lengths import LayerLengths
-from jaxis.engine.drafting.speculation import Speculation
+from jaxis.engine.drafting.chooser import DraftChooser, Guessed
+from jaxis.engine.drafting.speculation import Drafter, DraftRequest, Speculation
 from jaxis.engine.engine import LLMEngine
 
 
-class TestDrafter:
+class TestDrafter(Drafter):
     """Asks a function for the draft that follows (prompt, output so far), of a length up to a limit."""
 
     __test__ = False
@@ -26,12 +24,6 @@ class TestDrafter:
         return [
             self._guess(sequence.prompt_token_ids, sequence.output_token_ids, limit) for sequence, limit in requests
         ]
-
-    def observe(self, sequence: object, num_drafts: int, num_right: int) -> None:
-        pass
-
-    def forget(self, sequence: object) -> None:
-        pass
 
 
 Answers = Mapping[tuple[int, ...], Sequence[Sequence[int]]]
@@ -71,33 +63,28 @@ def drafters(answers: Answers, vocab_size: int) -> dict[str, TestDrafter]:
     }
 
 
-class AllDrafts(DraftLengths):
+class AllDrafts(DraftChooser):
     """As many drafts as a sequence may have."""
 
     def __init__(self) -> None:
-        super().__init__(lambda num_tokens: num_tokens, lambda num_tokens, starts: True, 1 << 20)
+        super().__init__(int, lambda *_: True, 1 << 20)
 
-    def choose(self, places: Sequence[DraftPlace], num_running: int) -> list[int]:
-        return [place.max_drafts for place in places]
+    is_overdrawn = False
 
-
-class AllLayerDrafts(LayerLengths):
-    """The same for layers."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda num_tokens: num_tokens, lambda *_: True, 1 << 20, lambda _: 1 << 20)
-
-    def choose(self, places: Sequence[DraftPlace], num_running: int) -> list[int]:
-        return [place.max_drafts for place in places]
+    def choose(self, sequences: Sequence[Guessed], num_running: int) -> list[int]:
+        return [each.max_drafts for each in sequences]
 
 
 class AlwaysSpeculation(Speculation):
     """Has drafts made for every sequence, whatever became of those before."""
 
-    def _ready(self) -> list[Any]:
-        return list(self._sequences.values())
+    def _begin(self, sequence: Any) -> Any:
+        drafting = super()._begin(sequence)
+        if drafting is not None:
+            self._ready[sequence.seq_id] = drafting
+        return drafting
 
-    def _guess(self, drafting: object, *, was_computed: bool) -> None:
+    def _guess(self, drafting: object, *, was_drafted: bool) -> None:
         """Compares nothing: all guesses are computed."""
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import types
 
+from jaxis.engine.drafting.speculation import NoSpeculation
+from jaxis.engine.hosts.group import NO_OTHER_HOSTS
+from jaxis.engine.kv_connector import KVConnector
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.errors import EngineError, RequestError
@@ -25,13 +28,11 @@ class FakeEngine:
     max_model_len = 1000
     eos_token_ids = frozenset()
     num_preemptions = prefix_cache_queries = prefix_cache_hits = 0
-    speculation = None
-    last_compile_wait = None
-    silent_hosts = ()
-    store = None
+    speculation = NoSpeculation()
 
     def __init__(self):
         self.grammar_compiler = None
+        self.connector = KVConnector()
         self.vllm_config = types.SimpleNamespace(
             model_config=types.SimpleNamespace(model="", hf_config={}),
             scheduler_config=types.SimpleNamespace(max_num_seqs=MAX_NUM_SEQS),
@@ -39,8 +40,8 @@ class FakeEngine:
         self.runner = types.SimpleNamespace(
             vocab_size=100,
             num_ranks=1,
+            last_compile_wait=None,
             models=[JaxModule()],
-            executor=types.SimpleNamespace(num_parameters_elsewhere=0),
         )
         self.before_step = lambda: None
         self.steps = 0
@@ -55,16 +56,6 @@ class FakeEngine:
         blocks = types.SimpleNamespace(usage=0.0, num_blocks=10, block_size=16)
         rank = types.SimpleNamespace(num_running=len(self.requests), num_waiting=0, block_manager=blocks)
         return types.SimpleNamespace(**vars(rank), ranks=(rank,))
-
-    @property
-    def kv_tiers(self):
-        return {}
-
-    def fetches_blocks(self, params):
-        return False
-
-    def finish_saves(self):
-        pass
 
     def add_request(self, request_id, prompt_token_ids, params, *, priority, cache_salt, grammar):
         if not prompt_token_ids:
@@ -110,4 +101,6 @@ class FakeEngine:
 
 def fake_built_engine():
     """What `build_engine` would return."""
-    return types.SimpleNamespace(engine=FakeEngine(), default_sampling_params=SamplingParams(), fingerprint="")
+    return types.SimpleNamespace(
+        engine=FakeEngine(), default_sampling_params=SamplingParams(), fingerprint="", hosts=NO_OTHER_HOSTS
+    )

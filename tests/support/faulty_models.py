@@ -94,7 +94,7 @@ def norm_with_one_added_to_its_weight(layer):
 
 
 def gate_and_up_exchanged(layer):
-    def call(self, x):
+    def call(self, x, _metadata=None):
         return self.down_proj(self.activation(self.up_proj(x)) * self.gate_proj(x))
 
     become(layer.mlp, GatedMLP, __call__=call)
@@ -125,8 +125,8 @@ def scaling_factor_forgotten(layer):
 
 
 def shared_experts_forgotten(layer):
-    def call(self, x):
-        return self.experts(x, *self.gate(x, self.gate.e_score_correction_bias[...]))
+    def call(self, x, _metadata=None):
+        return self.experts(x, *self.gate(x))
 
     become(layer.mlp, type(layer.mlp), __call__=call)
 
@@ -136,7 +136,7 @@ def shared_experts_gate_and_up_exchanged(layer):
     become(
         shared,
         type(shared),
-        __call__=lambda self, x: self.down_proj(self.activation(self.up_proj(x)) * self.gate_proj(x)),
+        __call__=lambda self, x, _metadata=None: self.down_proj(self.activation(self.up_proj(x)) * self.gate_proj(x)),
     )
 
 

@@ -20,18 +20,18 @@ from tests.support.tiny_checkpoints import variant
 
 QLORA = {"quant_type": "nf4", "compress_statistics": True}
 QUANTIZED = r"_proj\.weight$"
-Narrow = dict[str, torch.Tensor]
+Quantized = dict[str, torch.Tensor]
 
 
 def write_quantized(
     folder: Path,
     source: Path,
-    quantize: Callable[[str, torch.Tensor], tuple[Narrow, torch.Tensor]],
+    quantize: Callable[[str, torch.Tensor], tuple[Quantized, torch.Tensor]],
     config: dict[str, Any],
     names: str = QUANTIZED,
     metadata: dict[str, str] | None = None,
 ) -> tuple[Path, Path]:
-    """(`folder`/narrow, `folder`/wide): `source` with some tensors quantized, and with what those stand for.
+    """(`folder`/low_precision, `folder`/wide): `source` with some tensors quantized, and with what those stand for.
 
     Args:
       folder: To be made.
@@ -41,20 +41,20 @@ def write_quantized(
       names: Regular expression of the tensors to quantize.
       metadata: Of the file.
     """
-    narrow, wide = {}, {}
+    low_precision, wide = {}, {}
     for name, tensor in load_file(source / "model.safetensors").items():
-        narrow[name] = wide[name] = tensor
+        low_precision[name] = wide[name] = tensor
         if re.search(names, name):
-            del narrow[name]
+            del low_precision[name]
             tensors, wide[name] = quantize(name, tensor)
-            narrow |= tensors
-    result = replace_tensors(folder / "narrow", source, narrow, quantization_config=config)
+            low_precision |= tensors
+    result = replace_tensors(folder / "low_precision", source, low_precision, quantization_config=config)
     if metadata is not None:
-        save_file(narrow, result / "model.safetensors", metadata=metadata)
+        save_file(low_precision, result / "model.safetensors", metadata=metadata)
     return result, replace_tensors(folder / "wide", source, wide)
 
 
-def bitsandbytes_4bit(name: str, weight: torch.Tensor, **settings: Any) -> tuple[Narrow, torch.Tensor]:
+def bitsandbytes_4bit(name: str, weight: torch.Tensor, **settings: Any) -> tuple[Quantized, torch.Tensor]:
     """A linear layer's weight in 4 bits, as bitsandbytes' own layer saves it."""
     layer = bitsandbytes.nn.Linear4bit(weight.shape[1], weight.shape[0], bias=False)
     layer.weight = bitsandbytes.nn.Params4bit(weight.contiguous(), requires_grad=False, **(QLORA | settings)).to("cpu")
@@ -67,7 +67,7 @@ def bitsandbytes_4bit(name: str, weight: torch.Tensor, **settings: Any) -> tuple
         return stored, dequantize_4bit(layer.weight.data, state).float().reshape(weight.shape)
 
 
-def bitsandbytes_8bit(name: str, weight: torch.Tensor) -> tuple[Narrow, torch.Tensor]:
+def bitsandbytes_8bit(name: str, weight: torch.Tensor) -> tuple[Quantized, torch.Tensor]:
     """A linear layer's weight in 8 bits."""
     layer = bitsandbytes.nn.Linear8bitLt(weight.shape[1], weight.shape[0], bias=False, has_fp16_weights=False)
     layer.weight = bitsandbytes.nn.Int8Params(weight.contiguous(), requires_grad=False).to("cpu")
@@ -97,7 +97,7 @@ def write_mlx(
     """As `write_quantized`, with experts stacked and named as mlx-lm does."""
     stored = load_file(source / "model.safetensors")
     experts = sorted({name for name in stored if ".experts.0." in name})
-    narrow, wide = {}, dict(stored)
+    low_precision, wide = {}, dict(stored)
     for name in experts:
         numbers = range(sum(".".join(name.split(".experts.0.")) == re.sub(r"\.experts\.\d+\.", ".", n) for n in stored))
         parts = [stored.pop(name.replace(".experts.0.", f".experts.{number}.")) for number in numbers]
@@ -105,7 +105,7 @@ def write_mlx(
     quantization: dict[str, Any] = {"group_size": group_size, "bits": 4 if callable(bits) else bits, "mode": mode}
     for name, tensor in stored.items():
         if not re.search(names, name):
-            narrow[name] = mx.array(tensor.numpy())
+            low_precision[name] = mx.array(tensor.numpy())
             continue
         module = name.removesuffix(".weight")
         width = bits(module) if callable(bits) else bits
@@ -113,16 +113,16 @@ def write_mlx(
             quantization[module] = {"group_size": group_size, "bits": width}
         arrays = mlx_arrays(tensor.numpy(), mode, width, group_size)
         dense = torch.from_numpy(np.array(arrays.pop("wide")))
-        narrow |= {f"{module}.{key}": array for key, array in arrays.items()}
+        low_precision |= {f"{module}.{key}": array for key, array in arrays.items()}
         if ".switch_mlp." in name:
             for number, part in enumerate(dense):
                 wide[name.replace(".switch_mlp.", f".experts.{number}.")] = part.clone()
         else:
             wide[name] = dense
     config = {"quantization": quantization, "quantization_config": quantization} | config
-    variant(folder / "narrow", source, files={"model.safetensors": None}, **config)
-    mx.save_safetensors(str(folder / "narrow" / "model.safetensors"), narrow, metadata={"format": "mlx"})
-    return folder / "narrow", replace_tensors(folder / "wide", source, wide)
+    variant(folder / "low_precision", source, files={"model.safetensors": None}, **config)
+    mx.save_safetensors(str(folder / "low_precision" / "model.safetensors"), low_precision, metadata={"format": "mlx"})
+    return folder / "low_precision", replace_tensors(folder / "wide", source, wide)
 
 
 @functools.cache

@@ -60,7 +60,7 @@ class HostProcess:
             raise AssertionError(f"still runs after {seconds:g} s:\n{self.output}") from None
 
     def wait_for(self, text: str, seconds: float = START_SECONDS) -> None:
-        """Waits until it has printed a text.
+        """Waits until it has printed a string.
 
         Raises:
           AssertionError: It has ended without, or the time is over.

@@ -43,7 +43,7 @@ print(json.dumps([answer, model.tokenize(text.encode(), add_bos=False, special=T
 def run_llama_cpp(
     path: Path, ids: list[int], num_tokens: int = 0, text: str = ""
 ) -> tuple[np.ndarray, list[int], list[int]]:
-    """Logits [T, V] of the ids, the greedy tokens that follow them, and the tokens of a text.
+    """Logits [T, V] of the ids, the greedy tokens that follow them, and the tokens of a string.
 
     Skips the test where llama-cpp-python is not installed: it is built from source, and so in no extra.
     """

@@ -53,7 +53,7 @@ def converse(folder: str, num_turns: int, cache: str, **arguments: Any) -> dict[
                 found["largest difference"] = max(found["largest difference"], _difference(output, other))
                 found["cached"] += output.num_cached_tokens
                 tokens += output.outputs[0].token_ids
-        found |= {f"host {name}": value for name, value in vars(small._engine.stored.store.stats["host"]).items()}
+        found |= {f"host {name}": value for name, value in vars(small._engine.connector.store.stats["host"]).items()}
     return found
 
 

@@ -143,7 +143,7 @@ def _pack_rows(numbers: np.ndarray, bits: int) -> np.ndarray:
                 words[row] |= numbers[i + j] << np.uint32(bits * j)
             i, row = i + 32 // bits, row + 1
             continue
-        # 32 numbers in three words: ten, a cut one, ten, a cut one, ten.
+        # 32 integers in three words: ten, a cut one, ten, a cut one, ten.
         for j in range(10):
             words[row] |= numbers[i + j] << np.uint32(3 * j)
         words[row] |= numbers[i + 10] << np.uint32(30)

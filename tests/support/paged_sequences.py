@@ -16,11 +16,11 @@ import numpy as np
 from flax import nnx
 
 from jaxis.engine.execution.state_cache import state_structs
+from jaxis.kernels.paged_cache import PagedCache
 from jaxis.kernels.state_slots import StateSlots
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.kv_cache_spec import HasCache, KVCacheSpec
+from jaxis.layers.kv_cache_spec import HasCache, HasState, KVCacheSpec, StateCacheSpec
 from jaxis.layers.module import named_modules
-from jaxis.layers.state_cache_spec import HasState, StateCacheSpec
 from jaxis.parallel.mesh import logical_sharding, make_mesh
 
 
@@ -78,11 +78,12 @@ class PagedSequences:
 
         self._forward = jax.jit(forward, donate_argnums=1)
 
-    def _empty_cache(self, spec: KVCacheSpec, num_blocks: int, dtype: Any) -> jax.Array:
+    def _empty_cache(self, spec: KVCacheSpec, num_blocks: int, dtype: Any) -> PagedCache:
         with jax.set_mesh(self.mesh):
-            shape = spec.on_devices(self.mesh.shape["model"]).shape(num_blocks, self.block_size, dtype)
-            axes = spec.axes(shape, dtype)
-        return jnp.full(shape, jnp.nan, dtype, device=logical_sharding(self.mesh, axes, shape))
+            layout = spec.on_devices(self.mesh.shape["model"]).layout(self.block_size, dtype)
+        shape = (num_blocks, *layout.shape)
+        sharding = logical_sharding(self.mesh, (None, *layout.axes), shape)
+        return layout.cache(jnp.full(shape, jnp.nan, dtype, device=sharding))
 
     def _empty_state(self, spec: StateCacheSpec, num_slots: int, dtype: Any) -> tuple[jax.Array, ...]:
         structs = state_structs(spec, num_slots, dtype, self.mesh)

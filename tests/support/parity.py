@@ -606,6 +606,14 @@ FAMILIES = (
         },
     ),
     Family(
+        "LFM3",
+        "Lfm3Config",
+        {
+            **{"num_hidden_layers": 5, "head_dim": 24, "sliding_window": 11, "norm_eps": 1e-3, "conv_bias": True},
+            **{"attention_bias": True},
+        },
+    ),
+    Family(
         "Nemotron 3",
         "NemotronHConfig",
         {

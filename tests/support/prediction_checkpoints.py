@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from safetensors.numpy import load_file, save_file
 from transformers.modeling_layers import MtpModel
 
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.models.common.interfaces import DraftsByChain
 from tests.support.parity import FAMILIES, Family, reference_model
 
 _EXTRA_PARTS = {
@@ -101,12 +99,12 @@ def write_prediction_checkpoint(
     return folder, larger
 
 
-def write_last_token_checkpoint(folder: Path, row: Family, number: int = 1) -> Path:
-    """Saves a model whose next token follows from the last one alone, with layers that predict as the model does.
+def write_last_token_checkpoint(folder: Path, row: Family) -> Path:
+    """Saves a model whose next token follows from the last one alone, with a layer that predicts as the model does.
 
-    Attention and feed-forward blocks add 0, and the layers' projections let the embedding of the next token through.
+    Attention and feed-forward blocks add 0, and the layer's projection lets the embedding of the next token through.
     """
-    write_prediction_checkpoint(folder, row, number)
+    write_prediction_checkpoint(folder, row)
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -222,7 +220,6 @@ class WholeDrafts:
     def __init__(self, model: Any, padded: int = 64) -> None:
         self._model, self._padded = model, padded
         graph, self._state = nnx.split(model)
-        self._chain = model.draft if isinstance(model.draft, DraftsByChain) else None
         metadata = AttentionMetadata.for_whole_sequences([padded])
 
         @jax.jit
@@ -237,22 +234,12 @@ class WholeDrafts:
             _, states = merged.draft(merged, None, token_ids, states, metadata)
             return states, merged.draft.compute_logits(merged, states)
 
-        @functools.partial(jax.jit, static_argnums=1)
-        def draft_by_layer(
-            state: nnx.State, index: int, token_ids: jax.Array, states: jax.Array
-        ) -> tuple[jax.Array, jax.Array]:
-            merged = nnx.merge(graph, state)
-            _, states = merged.draft.run_layer(index, merged, None, token_ids, states, metadata)
-            return states, merged.draft.layer_logits(index, merged, states)
-
-        self._run, self._draft, self._draft_by_layer = run, draft, draft_by_layer
+        self._run, self._draft = run, draft
 
     def __call__(self, tokens: Sequence[int], num_drafts: int) -> tuple[list[int], list[np.ndarray]]:
         """The drafts behind these tokens, and the logits that each is the most likely of."""
         layers = self._model.draft
         states = self._run(self._state, self._pad(tokens))
-        if self._chain is not None:
-            return self._by_chain(self._chain, tokens, states, num_drafts)
         read, drafts, logits = list(tokens[1:] if layers.reads_next_token else tokens), [], []
         for _ in range(num_drafts):
             newest, rows = self._draft(self._state, self._pad(read), states)
@@ -261,23 +248,6 @@ class WholeDrafts:
             logits.append(np.asarray(rows[last]))
             drafts.append(int(layers.token_ids(jnp.argmax(rows[last]))))
             read.append(drafts[-1])
-        return drafts, logits
-
-    def _by_chain(
-        self, chain: DraftsByChain, tokens: Sequence[int], first_states: jax.Array, num_drafts: int
-    ) -> tuple[list[int], list[np.ndarray]]:
-        read, drafts, logits, given, states = [], [], [], first_states, first_states
-        for index in range(num_drafts):
-            layer = min(index, chain.num_layers - 1)
-            if index == layer:
-                read = [*tokens, *drafts][index + 1 : index + len(tokens)]
-                given = chain.layer_input(first_states, states)
-            else:  # the last layer goes on by itself, from what it has returned before
-                read.append(drafts[-1])
-                given = given.at[len(read) - 1].set(states[len(read) - 2])
-            states, rows = self._draft_by_layer(self._state, layer, self._pad(read), given)
-            logits.append(np.asarray(rows[len(read) - 1]))
-            drafts.append(int(jnp.argmax(rows[len(read) - 1])))
         return drafts, logits
 
     def _pad(self, token_ids: Sequence[int]) -> jax.Array:

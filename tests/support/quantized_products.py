@@ -5,9 +5,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from jaxis.kernels.quantized_matmul import BlockScaledWeight, QuantizedWeight
+from jaxis.kernels.weights import BlockScaledWeight, QuantizedWeight
 
-NARROW_FLOATS = ["float8_e4m3fn", "float4_e2m1fn"]
+LOW_PRECISION_FLOATS = ["float8_e4m3fn", "float4_e2m1fn"]
 
 
 def integers(weight: QuantizedWeight) -> np.ndarray:

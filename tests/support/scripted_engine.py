@@ -13,9 +13,9 @@ from jaxis import SamplingParams
 from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.outputs import CompletionOutput, RequestOutput
+from jaxis.server.app import create_app
 from jaxis.server.config import ServerConfig
-from jaxis.server.http.app import create_app
-from jaxis.server.http.run import listen, make_server
+from jaxis.server.run import listen, make_server
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.config import TokenizerConfig
 
@@ -30,7 +30,7 @@ TEMPLATE = """
 
 
 class ScriptedEngine:
-    """Says one text, a few characters a step, whatever it is asked.
+    """Says one string, a few characters a step, whatever it is asked.
 
     Attributes:
       text, finish_reason, piece: What it says, how that ends, and how many characters a step says.

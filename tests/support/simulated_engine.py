@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.engine.kv_store.connector import StoredBlocks
+from jaxis.engine.scheduling.block_connector import NO_CONNECTOR, NO_MOVES
 from jaxis.engine.scheduling.block_manager import BlockManager
-from jaxis.engine.scheduling.block_moves import BlockMoves
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import NO_SLOT, Sequence, SequenceId, SequenceStatus
@@ -80,7 +81,9 @@ class SimulatedEngine:
         if isinstance(num_blocks, int):
             num_blocks = {FULL_CONTEXT: num_blocks}
         self.store = store
-        self.block_manager = BlockManager(num_blocks, block_size, enable_prefix_caching, num_state_slots, store)
+        state_group = None if num_state_slots is None else len(num_blocks)
+        connector = NO_CONNECTOR if store is None else StoredBlocks(store, state_group)
+        self.block_manager = BlockManager(num_blocks, block_size, enable_prefix_caching, num_state_slots, connector)
         self.scheduler = Scheduler(
             self.block_manager,
             max_num_seqs=max_num_seqs,
@@ -192,7 +195,8 @@ class SimulatedEngine:
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.block_manager.num_free_blocks == self.block_manager.num_blocks
         if self.block_manager.states is not None:
-            assert self.block_manager.states.num_free_slots == self.block_manager.states.pool.num_blocks
+            self.block_manager.states.begin_step()  # which gives back what the step before held
+            assert self.block_manager.states.pool.num_free_blocks == self.block_manager.states.pool.num_blocks
         for sequence in self.histories:
             assert sequence.num_inflight_tokens == 0
             expected, finish_reason, stop_reason = generate(
@@ -257,7 +261,7 @@ class SimulatedEngine:
         self.in_flight.append((output, tokens))
 
     def _check_writes(self, output: SchedulerOutput) -> None:
-        """Nobody writes to a block that others hold, or could have found before the step."""
+        """No sequence writes to a block that others hold, or could have found before the step."""
         for entry in output.scheduled:
             num_registered = self._num_registered.get(entry.sequence, 0)
             assert entry.start >= num_registered * self.block_manager.block_size, "a registered block is written to"
@@ -269,9 +273,9 @@ class SimulatedEngine:
     def _move_blocks(self, output: SchedulerOutput) -> None:
         """Copies blocks to and from the store, before anything is computed."""
         if self.store is None:
-            assert output.moves is None
+            assert output.moves == NO_MOVES
             return
-        moves = output.moves or BlockMoves((), ())
+        moves = output.moves
         assert len({(save.group, save.digest) for save in moves.saves}) == len(moves.saves)
         assert len({(load.group, load.block_id) for load in moves.loads}) == len(moves.loads)
         saved = [(save, self._block_content(save.group, save.block_id)) for save in moves.saves]
@@ -279,7 +283,7 @@ class SimulatedEngine:
             last = content if isinstance(content, tuple) else content[-1]
             assert save.digest == chained_digest(*last, self.block_manager.block_size), "another block is saved"
         self.store.dispatch(saved)
-        for group, block_id, content in moves.loads:
+        for group, _, block_id, content in moves.loads:
             if group == len(self.block_manager.pools):
                 self.states[block_id] = content
             else:
@@ -342,7 +346,7 @@ class SimulatedEngine:
     def _check_reads(self, sequence: Sequence, start: int, stop: int) -> None:
         """What the tokens at `start` to `stop` see is there and is the sequence's own."""
         for group, span in enumerate(self.block_manager.spans):
-            # Each kind of attention sees a stretch that ends at the token: whoever comes first sees furthest back.
+            # Each kind of attention sees a stretch that ends at the token: the first token sees furthest back.
             for position in range(stop):
                 if position >= start or sees(span, start, position):
                     content = self.memory[self._slot(sequence, group, position)]
@@ -423,7 +427,7 @@ class SimulatedEngine:
             assert digest == chained_digest(salt, history, manager.block_size)
 
     def _check_states(self) -> None:
-        """Every slot is held by whom it should be, and holds what it should."""
+        """Every slot belongs to the sequence that it should, and holds what it should."""
         states = self.block_manager.states
         if states is None:
             return

@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxis.engine.scheduling.block_moves import SavedBlock
+from jaxis.engine.scheduling.block_connector import SavedBlock
 
 
 class SimulatedStore:

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxis.kernels.weights import ExpertStacks, experts, spread_experts
+from jaxis.kernels.weights import ExpertStacks, experts, grouped_experts
 from jaxis.layers.glu import GLU
 from jaxis.parallel.mesh import MESH_AXES, SPREAD_EXPERT, data_spec, logical_sharding
 from tests.support.weight_stacks import weight_stack
@@ -99,5 +99,5 @@ if __name__ == "__main__":
     for each in sys.argv[1:]:
         check(each, tokens, weights)
     # Tests have no accelerator, whose sum over the ranks leaves each with its own rows.
-    with mock.patch.object(spread_experts, "target_platform", return_value="tpu"):
+    with mock.patch.object(grouped_experts, "target_platform", return_value="tpu"):
         check(sys.argv[1], tokens, weights, scales_input=True)

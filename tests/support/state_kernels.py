@@ -85,7 +85,7 @@ class StateStep:
 
     @property
     def slots(self) -> StateSlots:
-        # Of requests that are padding, slots that nobody may touch.
+        # Of requests that are padding, slots that the kernel may not touch.
         rows = [request[1:] for request in self.requests] + [(UNTOUCHED, UNTOUCHED, UNTOUCHED, 1)] * self.pad_requests
         return StateSlots(*(jnp.asarray(column, jnp.int32) for column in zip(*rows, strict=True)))
 

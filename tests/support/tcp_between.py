@@ -45,7 +45,7 @@ def between(port: int, change: Callable[[bytes, int], bytes | None]) -> Iterator
     try:
         yield listener.getsockname()[1]
     finally:
-        # Closing alone wakes nobody who waits in `accept`, which has a file number reserved for what it waits for.
+        # Closing alone wakes no thread that waits in `accept`, which has a file number reserved for what it waits for.
         listener.shutdown(socket.SHUT_RDWR)
         accepting.join()
         listener.close()

@@ -71,7 +71,7 @@ LATENT_SIZES = {
 DELTA_NET_SIZES = {
     "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "head_dim": 64,  # a quarter of which is turned
+    "head_dim": 64,  # a quarter of which is rotated
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,
     "linear_key_head_dim": 16,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jaxis.kernels.quantized_matmul import BlockScaledWeight, CodedWeight, QuantizedWeight
+from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight
 from tests.support.quantized_products import expected_weight, random_blocks
 
 Made = tuple[Any, np.ndarray]

@@ -340,7 +340,7 @@ def test_contradicting_or_impossible_continuation_is_refused():
     go_on = {"continue_final_message": True, "add_generation_prompt": False}
     with pytest.raises(RequestError, match="leaves out the last message"):
         render_chat_template("fixed", chat, **go_on)
-    with pytest.raises(RequestError, match="needs a last message with content"):
+    with pytest.raises(RequestError, match="messages ends in a message without content"):
         render_chat_template("fixed", [{"role": "assistant", "tool_calls": [CALL]}], **go_on)
 
 

@@ -7,8 +7,8 @@ import tokenizers
 
 from jaxis.errors import CheckpointError
 from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer.byte_level_files import SPLIT_RULES
 from jaxis.tokenizer.gguf import gguf_tokenizer
-from jaxis.tokenizer.gguf_split_rules import SPLIT_RULES
 from tests.support.gguf_tokenizers import (
     CONTROL,
     NORMAL,
@@ -41,7 +41,7 @@ def llama_processor():
 
 @pytest.fixture(scope="module")
 def gemma_processor():
-    """Runs of spaces and newlines are pieces of their own, and a text gets no prefix."""
+    """Runs of spaces and newlines are pieces of their own, and a string gets no prefix."""
     runs = ["\n" * n for n in range(1, 10)] + ["▁" * n for n in range(2, 12)] + ["<b>", "</b>"]
     return train_sentencepiece(
         user_defined_symbols=runs, control_symbols=["<start_of_turn>", "<end_of_turn>"], add_dummy_prefix=False

@@ -1,4 +1,4 @@
-"""The least number of tokens of a text, from its bytes: never more than it has, and enough to refuse megabytes."""
+"""The least number of tokens of a string, from its bytes: never more than it has, and enough to refuse megabytes."""
 
 import random
 import unicodedata

@@ -61,7 +61,6 @@ def test_special_tokens_equal_transformers(load_pair, family):
     assert ours.bos_token_id == theirs.bos_token_id
     assert ours.eos_token_id == theirs.eos_token_id
     assert ours.pad_token_id == theirs.pad_token_id
-    assert ours.unk_token_id == theirs.unk_token_id
     assert ours.special_token_ids == {i for i, token in theirs.added_tokens_decoder.items() if token.special}
     for token_id in range(len(theirs)):
         assert ours.token_to_id(theirs.convert_ids_to_tokens(token_id)) == token_id
@@ -74,7 +73,7 @@ def test_token_bytes_join_to_the_text(load_pair, family):
         token_ids = ours.encode(text, add_special_tokens=False)
         joined = b"".join(map(ours.token_bytes, token_ids)).decode("utf-8")
         decoded = ours.decode(token_ids, skip_special_tokens=False)
-        # SentencePiece's mark at the start of a text is not part of the text.
+        # SentencePiece's mark at the start of a string is not part of the text.
         assert joined in ([decoded, " " + decoded] if family in METASPACE_FAMILIES else [decoded])
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from jaxis.planning.compiled_program import CompiledProgram
-from jaxis.planning.step_costs import StepCompiler
+from jaxis.planning.step_costs import CompiledProgram, StepCompiler
 from jaxis.planning.targets import parse_target
 from tests.support.compiled_steps import bytes_without_attention
 from tests.support.cut_models import cut_model

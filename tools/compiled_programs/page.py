@@ -34,16 +34,13 @@ The same number with other weights: as `--quantization int8` and `int4` make the
 (fp8, MXFP4). Each is on slices whose memory holds the whole model.
 
 """
-DETAILS = """
-## Details
+FAILURES = """
+## What does not compile
 
-- In place: whether steps update all KV caches in place, and copy none.
-- Temporaries: the most memory of a step beside weights and caches, on each device, in MiB.
-- Decode bytes: the number above.
-- Exchanges: between the devices, of the largest step.
-- Sampler: what is exchanged before sampling for 64 sequences, on each device, in MiB.
+[The rows](compiled-programs.json) have what this page leaves out: memory beside weights and caches, the exchanges of
+the largest step, and what is exchanged before sampling.
+
 """
-DETAILS_COLUMNS = ("model", "weights", "steps", "in place", "temporaries", "decode bytes", "exchanges", "sampler")
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -54,12 +51,10 @@ def page(rows: Sequence[Row]) -> str:
         *_grid(families, _by_size(row.target for row in families)),
         WIDTHS,
         *_widths([row for row in rows if (row.model, row.target) in wanted]),
-        DETAILS,
+        FAILURES,
+        *_table(("model", "on", "error"), _failures(rows)),
     ]
-    for target in _by_size(row.target for row in rows):
-        of_target = [_details(row) for row in rows if row.target == target]
-        lines += [f"### {target}\n", *_table(DETAILS_COLUMNS, of_target), ""]
-    return HEAD + "\n".join(lines)
+    return HEAD + "\n".join(lines) + "\n"
 
 
 def _by_size(targets: Iterable[str]) -> list[str]:
@@ -112,14 +107,10 @@ def _exchanges_more(row: Row) -> bool:
     )
 
 
-def _details(row: Row) -> list[str]:
-    """A row's cells of DETAILS_COLUMNS."""
-    name = [row.model, row.width, ", ".join(row.steps)]
-    if row.error is not None:
-        return [*name, f"does not compile: {row.error.replace('|', '/')}", "", "", "", ""]
-    in_place = "yes" if all(step.in_place for step in row.steps.values()) else "**no**"
-    temporaries = max(step.temporaries for step in row.steps.values())
-    ratio = "" if row.decode_ratio is None else f"{row.decode_ratio:.2f}"
-    last = row.steps[max(row.steps, key=int)]
-    exchanges = ", ".join(f"{number} {opcode}" for opcode, number in sorted(last.exchanges.items())) or "none"
-    return [*name, in_place, f"{temporaries:.1f}", ratio, exchanges, f"{row.sampler_exchange or 0:.1f}"]
+def _failures(rows: Sequence[Row]) -> list[list[str]]:
+    """A line for each error of a model, with all targets that it occurs on."""
+    targets: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.error is not None:
+            targets.setdefault((row.model, row.error.replace("|", "/")), []).append(row.target)
+    return [[model, ", ".join(_by_size(on)), error] for (model, error), on in sorted(targets.items())]

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import functools
 
-from jaxis.models.registry import get_model_class
+from jaxis.models.common.family import Family
+from jaxis.models.registry import built_in_families
 from tests.support.published_models import PUBLISHED, read
-from tools.supported_models.families import FAMILIES, Family
+
+# The files of src/jaxis/models whose rows come first, popular ones before others; the rest follow by name.
+_FIRST = (
+    *("llama", "llama4", "mistral", "mixtral", "qwen2_moe", "qwen2", "qwen3", "qwen3_moe", "qwen3_next"),
+    *("qwen3_5", "qwen3_5_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "gpt_oss"),
+    *("glm4_moe", "glm4_moe_lite", "minimax_m2", "hy_v3", "hunyuan_v1_moe", "afmoe", "laguna", "mellum", "dots1"),
+    *("glm4", "gemma2", "gemma3", "gemma4", "phi3", "phimoe", "olmo2", "olmo3", "olmoe", "granite", "granitemoe"),
+    *("starcoder2", "cohere", "cohere2", "cohere2_moe", "smollm3", "seed_oss", "exaone4", "exaone_moe"),
+    *("ernie4_5", "ernie4_5_moe", "mistral3", "lfm2", "lfm2_moe", "lfm3", "nemotron_h", "granitemoehybrid"),
+    *("falcon_h1", "bamba", "mamba2", "hunyuan_v1_dense", "apertus", "muse_glimmer", "kimi_linear"),
+    *("bailing_hybrid", "olmo_hybrid", "mimo_v2_flash", "step3p5", "mistral4", "gemma3n", "jamba", "mamba"),
+)
 
 HEAD = """\
 # Supported models
 
-<!-- Written by `python -m tools.supported_models` from tools/supported_models/families.py: change that, and run it. -->
+<!-- Written by `python -m tools.supported_models` from the declarations at the end of src/jaxis/models/*.py:
+     change those, and run it. -->
 
 A checkpoint runs if `architectures` in its config.json names one of the classes below and `jaxis analyze MODEL` reports
 nothing that is missing. Each family is compared with `transformers` in the tests, with tiny random weights in float32:
@@ -63,13 +76,18 @@ A decode step reads and writes a sequence's states whole.
 
 def page() -> str:
     """The page, as Markdown."""
-    return HEAD + "".join(f"{_row(family)}\n" for family in FAMILIES) + TAIL
+    return HEAD + "".join(f"{_row(family)}\n" for family in sorted(built_in_families(), key=_place)) + TAIL
+
+
+def _place(family: Family) -> int:
+    name = family.classes[0].__module__.rpartition(".")[2]
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
 
 
 def _row(family: Family) -> str:
     cells = (
         family.models,
-        ", ".join(f"`{name}`" for name in family.architectures),
+        ", ".join(f"`{model.__name__}`" for model in family.classes),
         family.parts,
         ", ".join(_checked(family)),
         ", ".join((*family.formats, *(f"GGUF `{name}`" for name in family.gguf))),
@@ -79,15 +97,14 @@ def _row(family: Family) -> str:
 
 def _checked(family: Family) -> list[str]:
     """The family's models in tests/support/published_models.py of which a public source proves all keys."""
-    classes = {get_model_class([name]) for name in family.architectures}
-    return [model for model, model_class in _proved_models() if model_class in classes]
+    return [model for model, names in _proved_models() if not family.architectures.keys().isdisjoint(names)]
 
 
 @functools.cache
-def _proved_models() -> list[tuple[str, type]]:
-    """The names of such models of all families, and their classes."""
+def _proved_models() -> list[tuple[str, list[str]]]:
+    """The names of such models of all families, and their architectures."""
     return [
-        (published.model.partition("/")[2], get_model_class(read(name)["architectures"]))
+        (published.model.partition("/")[2], read(name)["architectures"])
         for name, published in PUBLISHED.items()
         if published.source and not published.unproved
     ]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,15 +17,84 @@ import numpy as np
 import psutil
 
 from jaxis.bench.limits import Limits, measure_device_limits, measure_limits
-from jaxis.bench.process import CompileStats, compile_stats, describe_machine, seconds_since_start
 from jaxis.bench.run import Load, run_batch
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.settings import CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS
 from jaxis.engine.setup import build_engine
-from jaxis.host.machine import usable_cores
-from jaxis.host.peak_memory import peak_memory_bytes
+from jaxis.host.machine import cpu_model, peak_memory_bytes, usable_cores
 from jaxis.host.progress import ProgressDisplay
+from jaxis.version import __version__
+
+# Facts about the process and machine of a benchmark.
+
+
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+LOADED_EVENT = "/jax/compilation_cache/cache_hits"
+
+
+def seconds_since_start() -> float:
+    """Seconds since this process was started, the interpreter's own start included."""
+    if sys.platform == "linux":
+        # psutil adds the boot time, which the system reports in whole seconds.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - psutil.Process().create_time()
+
+
+class CompileStats:
+    """Programs that JAX has compiled or loaded since counting began.
+
+    Attributes:
+      seconds: Time spent compiling or loading, summed over threads.
+      num_programs: Number of programs.
+      num_loaded: How many of them were loaded from disk.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.num_programs = 0
+        self.num_loaded = 0
+
+
+@contextmanager
+def compile_stats() -> Iterator[CompileStats]:
+    """Counts the programs that are compiled or loaded inside the block."""
+    import jax.monitoring
+
+    stats = CompileStats()
+
+    def on_duration(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == COMPILE_EVENT:
+            stats.seconds += duration_secs
+            stats.num_programs += 1
+
+    def on_event(event: str, **_: Any) -> None:
+        stats.num_loaded += event == LOADED_EVENT
+
+    jax.monitoring.register_event_duration_secs_listener(on_duration)
+    jax.monitoring.register_event_listener(on_event)
+    try:
+        yield stats
+    finally:
+        jax.monitoring.unregister_event_duration_listener(on_duration)
+        jax.monitoring.unregister_event_listener(on_event)
+
+
+def describe_machine() -> dict[str, Any]:
+    """The environment of a measurement: processor or accelerator, cores, memory, versions."""
+    import jax
+
+    return {
+        "device": jax.local_devices()[0].device_kind,
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "jaxis": __version__,
+        "jax": jax.__version__,
+    }
+
 
 BLOCK_SIZE = EngineArgs.block_size
 

@@ -1,4 +1,4 @@
-"""Starts a new family from an existing one: its file, its line in the registry, its test rows, its entry of the page.
+"""Starts a new family from an existing one: its file and its test row.
 
 The result is the copied family under another name, and passes that family's tests. From there, change what differs, and
 run the tests again after each change.
@@ -21,9 +21,8 @@ from jaxis.models.registry import built_in_models, supported_architectures
 
 _SUFFIX = "ForCausalLM"
 _NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
-_REGISTRY = Path("src/jaxis/models/registry.py")
+_MODELS = Path("src/jaxis/models")
 _PARITY = Path("tests/support/parity.py")
-_MODELS_TABLE = Path("tools/supported_models/families.py")
 
 
 @dataclass(frozen=True)
@@ -63,20 +62,18 @@ def new_model(name: str, like: str, root: Path) -> NewModel:
     """
     source = _find(like)
     architecture = _checked_name(name)
-    for path in (_REGISTRY, _PARITY, _MODELS_TABLE):
-        if not (root / path).is_file():
+    for path in (_MODELS, _PARITY):
+        if not (root / path).exists():
             raise ConfigError(
                 f"{root.absolute()} is not a checkout of jaxis (it has no {path}): change to one; "
                 "docs/adding-a-model.md shows a package of your own"
             )
-    family_file = root / "src/jaxis/models" / f"{_snake_case(name)}.py"
+    family_file = root / _MODELS / f"{_snake_case(name)}.py"
     if family_file.exists():
         raise ConfigError(f"{family_file} exists: choose another name")
     changes = {
-        family_file: _family_source(source, name),
-        root / _REGISTRY: _with_registry_line((root / _REGISTRY).read_text(), architecture, family_file.stem),
+        family_file: _family_source(source, name, architecture),
         root / _PARITY: _with_parity_row((root / _PARITY).read_text(), source, name, architecture),
-        root / _MODELS_TABLE: _with_table_entry((root / _MODELS_TABLE).read_text(), source, name, architecture),
     }
     for path, text in changes.items():
         path.write_text(text, encoding="utf-8")
@@ -85,10 +82,10 @@ def new_model(name: str, like: str, root: Path) -> NewModel:
 
 def _find(like: str) -> _Source:
     families = {}
-    for architecture, path in built_in_models().items():
+    for architecture, model in sorted(built_in_models().items()):
         if not architecture.endswith(_SUFFIX):
             continue
-        module = path.partition(":")[0]
+        module = model.__module__
         families[module.rpartition(".")[2]] = None
         if like in (architecture, module.rpartition(".")[2]):
             return _Source(architecture, importlib.import_module(module), architecture.removesuffix(_SUFFIX))
@@ -104,26 +101,28 @@ def _checked_name(name: str) -> str:
     return architecture
 
 
-def _family_source(source: _Source, name: str) -> str:
-    """The family's file with its classes renamed and a new first line."""
+def _family_source(source: _Source, name: str, architecture: str) -> str:
+    """The family's file with its classes renamed, a new first line, and a declaration of the new family at its end."""
     text = inspect.getsource(source.module)
     tree = ast.parse(text)
+    declarations = list(_family_rows(tree))
+    sizes = "".join(
+        f", tiny={ast.get_source_segment(text, keyword.value)}"
+        for declaration in declarations
+        for keyword in declaration.keywords
+        if keyword.arg == "tiny"
+    )
+    docstring, end = tree.body[0], min(declaration.lineno for declaration in declarations) - 1
+    lines = [
+        f'"""{name}: so far what {source.prefix} is; say here what differs."""',
+        *text.split("\n")[docstring.end_lineno : end],
+        f'FAMILY = Family("{name}", ({architecture},), "so far what {source.prefix} has; say what differs"{sizes})\n',
+    ]
+    copy = "\n".join(lines)
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name.startswith(source.prefix):
-            text = re.sub(rf"\b{node.name}\b", name + node.name.removeprefix(source.prefix), text)
-    docstring = tree.body[0]
-    lines = text.split("\n")
-    lines[: docstring.end_lineno] = [f'"""{name}: so far what {source.prefix} is; say here what differs."""']
-    return "\n".join(lines)
-
-
-def _with_registry_line(text: str, architecture: str, module: str) -> str:
-    """The registry with one more line, in alphabetical order."""
-    start = text.index("{\n", text.index("_BUILT_IN")) + 2
-    end = text.index("}", start)
-    line = f'    "{architecture}": "jaxis.models.{module}:{architecture}",\n'
-    lines = [*text[start:end].splitlines(keepends=True), line]
-    return text[:start] + "".join(sorted(lines)) + text[end:]
+            copy = re.sub(rf"\b{node.name}\b", name + node.name.removeprefix(source.prefix), copy)
+    return copy
 
 
 def _with_parity_row(text: str, source: _Source, name: str, architecture: str) -> str:
@@ -155,20 +154,6 @@ def _architecture_of(row: ast.Call) -> str:
         return ast.literal_eval(keywords["architecture"])
     config_class = str(ast.literal_eval(row.args[1]))
     return re.sub(r"(Text)?Config$", "", config_class) + _SUFFIX
-
-
-def _with_table_entry(text: str, source: _Source, name: str, architecture: str) -> str:
-    """The table of docs/models.md with an entry for the new family after that of the copied one."""
-    for row in _family_rows(ast.parse(text)):
-        if source.architecture in ast.literal_eval(row.args[1]):
-            lines = text.split("\n")
-            assert row.end_lineno is not None
-            parts = f"so far what {source.prefix} has; say what differs"
-            lines.insert(row.end_lineno, f'    Family("{name}", ("{architecture}",), "{parts}"),')
-            return "\n".join(lines)
-    raise ConfigError(
-        f"{_MODELS_TABLE} has no entry of {source.architecture}: add one, so that there is something to copy"
-    )
 
 
 def _snake_case(name: str) -> str:

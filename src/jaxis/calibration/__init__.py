@@ -1,1 +1,1 @@
-"""What quantization does to a model's predictions: measuring it on a text, and choosing for the least of it."""
+"""What quantization does to a model's predictions: measuring it on text, and choosing for the least of it."""

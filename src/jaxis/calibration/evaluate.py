@@ -1,4 +1,4 @@
-"""How far a quantized model's predictions are from those of its source, on a text.
+"""How far a quantized model's predictions are from those of its source, on text.
 
 Both models run through the engine with the arithmetic that they are served with, quantized activations included, and
 one after the other: between them, the source's log-probabilities are in a temporary file, 4 bytes for each token of the
@@ -7,6 +7,7 @@ text and of the vocabulary.
 
 from __future__ import annotations
 
+import functools
 import math
 import shutil
 import tempfile
@@ -20,7 +21,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jaxis.calibration.text import WINDOW_TOKENS, read_windows
-from jaxis.config.context_length import trained_context_length
+from jaxis.config.checkpoint_values import trained_context_length
+from jaxis.engine.logits import iterate_logits
 from jaxis.errors import EngineError, RequestError
 from jaxis.llm import LLM
 from jaxis.loading.hub import resolve_model
@@ -72,7 +74,7 @@ class TokenDivergences:
 
 
 class SourcePredictions:
-    """A source model's predictions on a text, with which any number of quantized models can be compared.
+    """A source model's predictions on text, with which any number of quantized models can be compared.
 
     Use it as a context manager, or call `close`: the predictions are in a temporary file.
 
@@ -83,7 +85,7 @@ class SourcePredictions:
       on_progress: See `OnProgress`.
 
     Raises:
-      RequestError: A text cannot be used.
+      RequestError: A text file cannot be used.
       CheckpointError, ConfigError: The source cannot be loaded.
       EngineError: There is no space for the predictions.
     """
@@ -105,7 +107,7 @@ class SourcePredictions:
             with self._open(path) as llm:
                 self.weight_bytes = llm.weight_bytes
                 self._num_logits = 0
-                for _, log_probs in self._predictions(llm.engine.iterate_logits, on_progress):
+                for _, log_probs in self._predictions(functools.partial(iterate_logits, llm.engine), on_progress):
                     self._write(log_probs)
         except BaseException:
             self.close()
@@ -131,7 +133,9 @@ class SourcePredictions:
           CheckpointError, ConfigError, EngineError: The model cannot be loaded.
         """
         with self._open(model, quantization=quantization) as llm:
-            return self.compare(llm.engine.iterate_logits, llm.weight_bytes, str(model), on_progress)
+            return self.compare(
+                functools.partial(iterate_logits, llm.engine), llm.weight_bytes, str(model), on_progress
+            )
 
     def compare(
         self, compute_logits: ComputeLogits, weight_bytes: int, name: str, on_progress: OnProgress | None = None

@@ -4,7 +4,7 @@ For a small change D of a module's weights, the divergence of the next-token dis
 
     KL = 1/2 sum over i, j of F_ij D_i D_j,    F = E over y ~ p of g g^T,    g = gradient of log p(y),
 
-averaged over the predictions of a text. Errors of rounding are nearly uncorrelated, so that only the diagonal of the
+averaged over the predictions on text. Errors of rounding are nearly uncorrelated, so that only the diagonal of the
 Fisher information F is left, and squares of gradients estimate it: for each window of the text, tokens y are drawn from
 the model's own predictions, and the gradient of their log-probability is squared. (Contributions of different tokens to
 such a gradient have a mean of zero and are uncorrelated, so the square of the sum is the sum of the squares.)
@@ -26,20 +26,35 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxis.calibration.schemes import weight_schemes
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.engine.execution.model_arrays import GenerativeModel
-from jaxis.kernels.weights import CodedWeight, QuantizedWeight, check_quantizable, dequantize, quantize
+from jaxis.kernels.weights import WeightScheme, check_quantizable, dequantize, quantize
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.experts import JaxExperts
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, named_modules
+from jaxis.layers.weight_method import WeightMethod
 from jaxis.loading.open_checkpoint import read_hf_config
-from jaxis.models.model_loader import load_model
+from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.rules import RuleQuantizationConfig, weight_scheme
 from jaxis.quantization_rules import QuantizationRule
+
+# The modules of a model that rules quantize.
+
+
+def weight_schemes(source: Path, rules: RuleQuantizationConfig) -> dict[str, WeightScheme]:
+    """Dotted name of each module to be quantized -> how. Routers are never quantized."""
+    model = construct_abstractly(VllmConfig(ModelConfig(str(source), read_hf_config(source)), quant_config=rules))
+    methods = {name: getattr(module, "quant_method", None) for name, module in named_modules(model)}
+    return {
+        name: method.scheme
+        for name, method in methods.items()
+        if isinstance(method, WeightMethod) and method.scheme is not None
+    }
+
 
 WINDOW_TOKENS = 256
 MAX_WINDOWS = 16
@@ -70,7 +85,7 @@ class ModuleSensitivity:
     """What quantizing a module costs.
 
     Attributes:
-      name: Dotted name.
+      name: Dotted name in the checkpoint.
       num_weights: Elements of its matrices.
       options: One for each width that fits it.
     """
@@ -91,7 +106,7 @@ def measure_sensitivity(
 
     Args:
       folder: A checkpoint that is not quantized.
-      windows: Token ids of a text; at most MAX_WINDOWS are used, evenly spaced.
+      windows: Token ids of text; at most MAX_WINDOWS are used, evenly spaced.
       rules: The ways to quantize a module.
       on_progress: See `OnProgress`.
 
@@ -122,7 +137,8 @@ def measure_sensitivity(
         result = []
         for step, (module, names) in enumerate(modules.items(), len(chosen) + 1):
             arrays = [(np.asarray(weights.pop(name)), np.asarray(squares.pop(name))) for name in names]
-            result.append(_sensitivity(module, arrays, rules, num_tokens))
+            known_as = checkpoint_names_of(model).name_in_checkpoint(module)
+            result.append(_sensitivity(known_as, arrays, rules, num_tokens))
             done(step)
         return result
 
@@ -198,18 +214,11 @@ def _sensitivity(
         for weight, square in arrays:
             for part, importance in _row_blocks(weight, square):
                 quantized = quantize(part, scheme)
-                num_bytes += _packed_bytes(quantized)
+                num_bytes += quantized.packed_nbytes
                 error = np.asarray(dequantize(quantized, jnp.float32)) - part
                 kl += float(np.vdot(importance, error * error)) / (2 * num_tokens)
         options.append(Option(rule, num_bytes, kl))
     return ModuleSensitivity(name, sum(weight.size for weight, _ in arrays), tuple(options))
-
-
-def _packed_bytes(quantized: QuantizedWeight | CodedWeight) -> int:
-    """Bytes in memory: packing stores a group's scale as a code of 8 bits, with a float32 for each row."""
-    if isinstance(quantized, QuantizedWeight) and quantized.scale.dtype != np.float32:
-        return quantized.nbytes - quantized.scale.nbytes + quantized.scale.size + 4 * len(quantized.scale)
-    return quantized.nbytes
 
 
 def _row_blocks(*stacks: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:

@@ -1,4 +1,4 @@
-"""Reads a text to calibrate or evaluate on, as windows of token ids."""
+"""Reads text to calibrate or evaluate on, as windows of token ids."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MIN_WINDOW_TOKENS = 2  # one to predict, and one to predict it from
 
 
 def read_windows(path: Path, tokenizer: Tokenizer | None, window_tokens: int = WINDOW_TOKENS) -> list[list[int]]:
-    """The token ids of a text, cut into windows that a model sees one at a time.
+    """The token ids of text, cut into windows that a model sees one at a time.
 
-    Each document is cut by itself. Where the tokenizer begins a text with a beginning-of-sequence token, so does every
-    window. The last window of a document is shorter; one of a single token is left out.
+    Each document is cut by itself. Where the tokenizer begins a string with a beginning-of-sequence token, so does
+    every window. The last window of a document is shorter; one of a single token is left out.
 
     Args:
       path: See `read_documents`.

@@ -1,4 +1,4 @@
-"""Chooses the width of each module's weights: the least divergence within a number of bytes."""
+"""Chooses how to quantize each module of a model from measurements on text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
-from jaxis.calibration.sensitivity import ModuleSensitivity, Option
-from jaxis.errors import ConfigError
+from jaxis.calibration.evaluate import SourcePredictions
+from jaxis.calibration.sensitivity import WINDOW_TOKENS, ModuleSensitivity, OnProgress, Option, measure_sensitivity
+from jaxis.calibration.text import read_windows
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.loading.open_checkpoint import read_hf_config
 from jaxis.quantization_rules import QuantizationRule
+from jaxis.tokenizer import Tokenizer
 
-# From the narrowest, in groups of 32 input features.
+# From the fewest bits, in groups of 32 input features.
 WIDTH_RULES = (
     QuantizationRule(".*", "int4", "int8", 32, "affine"),
     QuantizationRule(".*", "int5", "int8", 32, "affine"),
@@ -25,7 +30,7 @@ MAX_MEASUREMENTS = 8
 
 @dataclass(frozen=True)
 class _Step:
-    """Widens one module from its option `index - 1` to `index` on its hull."""
+    """Takes one module from its option `index - 1` to `index` on its hull."""
 
     module: int
     index: int
@@ -36,7 +41,7 @@ class _Step:
 class WidthChoice:
     """Allocations of widths to modules, from the smallest to the largest.
 
-    Starting with the narrowest option of each module, the step that saves the most divergence for each byte comes
+    Starting with the option of fewest bits of each module, the step that saves the most divergence for each byte comes
     first. Only options on the lower convex hull of (bytes, divergence) are used, so that a module's steps come in their
     order; every allocation along the way then has the least divergence (to second order) of all that are not larger.
 
@@ -83,7 +88,7 @@ class WidthChoice:
         if size > budget:
             raise ConfigError(
                 f"target_bits={target_bits} is less than the {8 * size / self.num_weights:.2f} bits a weight of the "
-                "narrowest weights: give more"
+                "smallest weights: give more"
             )
         taken, full = [], set()
         for step in self._steps:
@@ -91,7 +96,7 @@ class WidthChoice:
                 taken.append(step)
                 size += step.num_bytes
             else:
-                full.add(step.module)  # what follows would widen it from where it has not got
+                full.add(step.module)  # what follows would enlarge it from where it has not got
         return self._options(taken)
 
     def within_kl(self, max_kl: float, measure: Callable[[dict[str, Option]], float]) -> dict[str, Option]:
@@ -158,3 +163,53 @@ def _lower_hull(options: Sequence[Option]) -> list[Option]:
 
 def _slope(smaller: Option, larger: Option) -> float:
     return (larger.kl - smaller.kl) / (larger.num_bytes - smaller.num_bytes)
+
+
+# Chooses how to quantize each module of a model from measurements on text.
+
+
+def choose_rules(
+    source: Path,
+    texts: Sequence[Path],
+    predictions: SourcePredictions | None = None,
+    *,
+    target_bits: float | None = None,
+    max_kl: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> tuple[QuantizationRule, ...]:
+    """One rule for each module, with the widths that cost least on text.
+
+    Args:
+      source: A checkpoint that is not quantized.
+      texts: What sensitivity is measured on; see `read_documents`.
+      predictions: The source's; needed for `max_kl`.
+      target_bits: Most bits a weight, on average over all modules that are quantized, embeddings and head included.
+      max_kl: Or the largest mean divergence, in nats, as `predictions` measure it, quantized activations included; the
+        smallest weights found that keep it are chosen.
+      on_progress: Called with (steps done, steps in all) of measuring sensitivity.
+
+    Raises:
+      ConfigError: No choice keeps the limit; or the model cannot be loaded.
+      RequestError: A text file cannot be used.
+      CheckpointError: The model cannot be loaded, or is quantized already.
+    """
+    if (target_bits is None) == (max_kl is None):
+        raise ValueError("give either target_bits or max_kl")
+    if read_hf_config(source).get("quantization_config") is not None:
+        raise CheckpointError(f"{source} is quantized already: give the unquantized checkpoint")
+    tokenizer = Tokenizer.from_path(source)
+    windows = [window for text in texts for window in read_windows(text, tokenizer, WINDOW_TOKENS)]
+    # Each other length would be another program to compile.
+    longest = max(map(len, windows))
+    windows = [window for window in windows if len(window) == longest]
+    choice = WidthChoice(measure_sensitivity(source, windows, WIDTH_RULES, on_progress=on_progress))
+
+    if target_bits is not None:
+        return rules_of(choice.within_bits(target_bits))
+    assert max_kl is not None
+    assert predictions is not None
+
+    def measure(options: dict[str, Option]) -> float:
+        return predictions.evaluate(source, quantization=rules_of(options)).kl_mean
+
+    return rules_of(choice.within_kl(max_kl, measure))

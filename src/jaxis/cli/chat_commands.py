@@ -7,8 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxis.cli.chat_history import ChatHistory
-from jaxis.cli.chat_session import ChatSession
+from jaxis.cli.chat_session import ChatHistory, ChatSession
 from jaxis.cli.console import note
 from jaxis.errors import RequestError
 

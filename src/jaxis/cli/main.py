@@ -8,24 +8,20 @@ from typing import Annotated
 
 import typer
 
-from jaxis.cli.analyze import analyze
 from jaxis.cli.bench import app as bench
+from jaxis.cli.bringup import analyze, new_model, report, verify
 from jaxis.cli.chat import chat
 from jaxis.cli.convert import convert
-from jaxis.cli.doctor import doctor
-from jaxis.cli.env import env
+from jaxis.cli.env import doctor, env
 from jaxis.cli.generate import generate
 from jaxis.cli.infer import infer
 from jaxis.cli.models import list_models, pull, rm
 from jaxis.cli.new_key import new_key
-from jaxis.cli.new_model import new_model
-from jaxis.cli.not_taken import ServeCommand
 from jaxis.cli.plan import plan
 from jaxis.cli.quantize import quantize
-from jaxis.cli.report import report
 from jaxis.cli.run_batch import run_batch
 from jaxis.cli.serve import serve
-from jaxis.cli.verify import verify
+from jaxis.cli.serve_options import ServeCommand
 from jaxis.version import __version__
 
 app = typer.Typer(

@@ -100,8 +100,8 @@ def quantize(
     texts = evaluate or []
     _check_usage(destination, texts, quantization, additional, target_bits, max_kl, calibrate)
     with report_errors(debug=debug), ExitStack() as stack:
-        from jaxis.calibration.choose import choose_rules
         from jaxis.calibration.evaluate import SourcePredictions
+        from jaxis.calibration.widths import choose_rules
         from jaxis.host.progress import ProgressDisplay
         from jaxis.loading.checkpoint_files import check_destination
         from jaxis.loading.hub import resolve_model
@@ -154,7 +154,7 @@ def _calibrated_weights(
     source: Path, text: Path, rules: RuleQuantizationConfig, num_tokens: int, display: ProgressDisplay
 ) -> CalibratedWeights:
     from jaxis.calibration.calibrate import calibrate
-    from jaxis.host.peak_memory import peak_memory_bytes
+    from jaxis.host.machine import peak_memory_bytes
 
     start = time.perf_counter()
     with display.counting(f"Calibrating {source}, layer") as on_progress:
@@ -185,7 +185,7 @@ def _check_usage(
         if value <= 0:
             raise typer.BadParameter(f"{value} is not positive", param_hint=option)
         if not texts and (calibrate is None or option == "--max-kl"):
-            raise typer.BadParameter("needs a text to measure on: give --evaluate", param_hint=option)
+            raise typer.BadParameter("needs text to measure on: give --evaluate", param_hint=option)
         if quantization is not None or additional is not None:
             raise typer.BadParameter(
                 "chooses the types of modules: leave out --quantization and --additional-config", param_hint=option

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxis.cli.client_lines import KEY_VARIABLE, client_lines
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.options import ChatTemplate, Debug, EngineOptions, expand_options
-from jaxis.cli.serve_options import HostOptions, LimitOptions, ServerOptions
+from jaxis.cli.serve_options import KEY_VARIABLE, HostOptions, LimitOptions, ServerOptions, client_lines
 from jaxis.engine.arguments import EngineArgs
 from jaxis.host.extras import check_extra
 
 if TYPE_CHECKING:
     from jaxis.engine.frontend.async_engine import AsyncLLMEngine
     from jaxis.server.config import ServerConfig
-    from jaxis.server.endpoints.context import ServerContext
+    from jaxis.server.context import ServerContext
     from jaxis.tokenizer import Tokenizer
 
 
@@ -82,7 +81,7 @@ def serve(
             "fit_memory": model is not None,
         }
         EngineArgs(**engine_arguments)
-        from jaxis.server.http.run import allow_many_connections, listen
+        from jaxis.server.run import allow_many_connections, listen
 
         allow_many_connections()
         with listen(server.host, server.port) as listener:
@@ -118,8 +117,8 @@ def _serve(
         from jaxis.engine.frontend.async_engine import AsyncLLMEngine
         from jaxis.engine.frontend.engine_process import EngineProcess, LogSettings
         from jaxis.host.logs import set_up_logs
-        from jaxis.host.priority import yield_to_others
-        from jaxis.server.http.run import make_server
+        from jaxis.host.machine import yield_to_others
+        from jaxis.server.run import make_server
 
         log = LogSettings(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
         process = EngineProcess(engine_arguments, stall_seconds=config.stall_seconds, log=log)

@@ -14,11 +14,73 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxis.config.hf_defaults import with_defaults
 from jaxis.config.key_rules import judge
 from jaxis.config.quantization_files import read_config
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.json_object import read_json_object
+
+# Defaults of keys that published config.json files omit because transformers' config class supplies them.
+
+
+_GEMMA4_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+
+# By `model_type`. Only keys that every model of the type needs: `transformers` is the reference for their values.
+CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    # The `text_config` of multimodal checkpoints.
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
+    "olmoe": {"rms_norm_eps": 1e-5},
+    "qwen3_vl_text": {"rope_theta": 500_000.0},
+    "qwen3_vl_moe_text": {"rope_theta": 500_000.0, "norm_topk_prob": True},
+    "gemma4_text": {"rope_parameters": _GEMMA4_ROPES},
+    "gemma4_unified_text": {"rope_parameters": _GEMMA4_ROPES, "hidden_size_per_layer_input": 0},
+}
+
+
+def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A parsed config.json, or an object in one, with missing keys set to the defaults of its `model_type`."""
+    model_type = values.get("model_type")
+    defaults = CONFIG_DEFAULTS.get(model_type, {}) if isinstance(model_type, str) else {}
+    return {**defaults, **values}
+
+
+# How many experts a layer has and a token goes to, under the names that families have for it in config.json.
+
+
+NUM_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+EXPERTS_PER_TOKEN = (
+    *("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "top_k_experts"),
+    *("moe_k", "moe_topk", "moe_top_k"),
+)
+
+
+def num_experts(config: Mapping[str, Any]) -> int:
+    """The number of a layer's routed experts; 0 without experts. Layers that differ count as the largest."""
+    return _largest(config, NUM_EXPERTS)
+
+
+def experts_per_token(config: Mapping[str, Any]) -> int:
+    """The number of a layer's routed experts that one token goes to; 0 without experts."""
+    return _largest(config, EXPERTS_PER_TOKEN)
+
+
+def _largest(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    value = next((config[name] for name in names if config.get(name)), 0)
+    return max(value) if isinstance(value, list) else value
+
 
 GENERATION_KEYS = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p"),
@@ -36,7 +98,7 @@ class KeyUse:
       value: As config.json has it.
       use: "used" was read; "default" was read, and has the value that the reader assumes without it, or is null;
         "neutral" cannot change logits, of any model or of this one (`HFConfig.ignore`); "ignored" is some tool's, and
-        not the model's; "unread" could change logits, and nobody read it.
+        not the model's; "unread" could change logits, and no code read it.
       because: Why it is "unread"; empty otherwise.
     """
 
@@ -109,7 +171,8 @@ class HFConfig(Mapping[str, Any]):
         if key not in self:
             raise _MissingKeyError(
                 f"{self.source} has no {self._path + key!r}, which the model needs: "
-                f"add it to the file, or give hf_overrides={{{self._path + key!r}: ...}}"
+                f"add it to the file, or give hf_overrides={{{self._path + key!r}: ...}}",
+                keys=[self._path + key],
             )
         self._read[key] = False
         return self._values[key]
@@ -138,7 +201,10 @@ class HFConfig(Mapping[str, Any]):
         value = self.get(key, expected[0])
         if value not in expected:
             wanted = " or ".join(map(repr, expected))
-            raise ConfigError(f"{self.source} has {self._path + key}={value!r}, of which only {wanted} is supported")
+            raise ConfigError(
+                f"{self.source} has {self._path + key}={value!r}, of which only {wanted} is supported",
+                keys=[self._path + key],
+            )
 
     def ignore(self, key: str, *, because: str) -> None:
         """Declares that the model knows a key and that its value, or nested values, have no effect.
@@ -147,7 +213,7 @@ class HFConfig(Mapping[str, Any]):
 
         Args:
           key: The key; it need not be there.
-          because: Why it changes nothing, for whoever reads the model's code.
+          because: Why it changes nothing, for readers of the model's code.
 
         Raises:
           ValueError: No reason is given.
@@ -171,7 +237,9 @@ class HFConfig(Mapping[str, Any]):
         if value is None:
             return None
         if not isinstance(value, HFConfig):
-            raise ConfigError(f"{self.source} has {self._path + key}={value!r}, expected an object")
+            raise ConfigError(
+                f"{self.source} has {self._path + key}={value!r}, expected an object", keys=[self._path + key]
+            )
         for nested in value:
             if isinstance(value.get(nested), HFConfig):
                 value.read_object(nested)
@@ -197,14 +265,14 @@ class HFConfig(Mapping[str, Any]):
         }
 
     def unread_keys(self) -> list[str]:
-        """Keys that are set, that nobody read, and that could change logits, sorted.
+        """Keys that are set, that no code read, and that could change logits, sorted.
 
         A nested object that was read is followed: its unread keys are given with dots, e.g. `rope_scaling.factor`.
         """
         return sorted(use.key for use in self.key_uses() if use.use == "unread")
 
     def ignored_keys(self) -> list[str]:
-        """Keys that are set, that nobody read, and that only other tools know, sorted; nested ones as above."""
+        """Keys that are set, that no code read, and that only other tools know, sorted; nested ones as above."""
         return sorted(use.key for use in self.key_uses() if use.use == "ignored")
 
     def key_uses(self) -> list[KeyUse]:
@@ -219,13 +287,22 @@ class HFConfig(Mapping[str, Any]):
                 use = "default"
             elif key in self._read:
                 use = "default" if self._read[key] else "used"
-            elif key in self._ignored:
+            elif key in self._ignored or self._repeats_what_was_read(key, plain):
                 use = "neutral"
             else:
                 verdict = judge(key, plain, self._values.get("model_type"), self._plain)
                 use, because = verdict.use, verdict.because
             uses.append(KeyUse(self._path + key, plain, use, because))
         return uses
+
+    def _repeats_what_was_read(self, key: str, value: Any) -> bool:
+        """Whether a key says once more, under another name of the same number, what was read."""
+        return any(
+            other in self._read and self._plain(other) == value
+            for names in (NUM_EXPERTS, EXPERTS_PER_TOKEN)
+            if key in names
+            for other in names
+        )
 
     def _plain(self, key: str) -> Any:
         """A key's value, an object as a dict; None if it is absent. Does not count as reading."""

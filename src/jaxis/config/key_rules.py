@@ -16,7 +16,7 @@ A model type without a reference, such as a plug-in's, has rule 1 only: any othe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,6 +33,19 @@ from jaxis.config.neutral_keys import (
     VALUE_SYNONYMS,
 )
 from jaxis.config.reference import FamilyReference, keys_of_other_families, reference_of
+from jaxis.errors import ConfigError
+
+# Arguments that are JSON objects, each with keys that are known.
+
+
+def check_keys(name: str, given: object, known: Collection[str]) -> None:
+    """Raises a ConfigError unless an argument is a dict, all of whose keys are known."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name}={given!r} must be a dict")
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{name} has the unknown key {key!r}; known: {', '.join(known)}")
+
 
 _OFF = (None, False, 0, "", [], {})
 _NO_FACTOR_OF_LOGITS = frozenset({"attention", "attn", "softmax", "query"})  # replaces D ** -0.5: not neutral at 1

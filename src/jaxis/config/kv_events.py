@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from jaxis.config.known_keys import check_keys
+from jaxis.config.key_rules import check_keys
 from jaxis.errors import ConfigError
 
 

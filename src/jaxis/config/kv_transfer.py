@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from jaxis.config.known_keys import check_keys
+from jaxis.config.key_rules import check_keys
 from jaxis.errors import ConfigError
+from jaxis.host.tls import mutual_context
 
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
-MIN_TOKEN_CHARACTERS = 16
 # vLLM's, which change no answer here, whatever their value: blocks wait in the host's memory, and any number of engines
 # may take part.
 _NO_EFFECT = ("kv_buffer_device", "kv_rank", "kv_parallel_size", "enable_permute_local_kv")
@@ -26,12 +27,13 @@ _ONLY: Mapping[str, tuple[tuple[object, ...], str]] = {
     "kv_connector_module_path": ((None,), "no code is loaded; leave it out"),
     "kv_load_failure_policy": (("recompute",), "blocks that do not arrive are computed; leave it out"),
 }
-_EXTRA_KEYS = ("token_file", "lease_seconds")
+_TLS_KEYS = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+_EXTRA_KEYS = (*_TLS_KEYS, "lease_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVTransferConfig:
-    """The argument `kv_transfer_config`; names and defaults are those of vLLM, but for the last two.
+    """The argument `kv_transfer_config`; names and defaults are those of vLLM, but for the last four.
 
     Attributes:
       kv_role: "kv_producer" computes prompts for other engines, "kv_consumer" decodes what others have computed,
@@ -40,7 +42,9 @@ class KVTransferConfig:
       kv_port: Its port; 0 is any free one.
       kv_buffer_size: Bytes of the host's memory for blocks on their way, where `kv_offloading_size` gives none.
       engine_id: The producer's name in its answers; None makes one.
-      token_file: Of `kv_connector_extra_config`: a file with what both sides must know; None: they are one machine.
+      ssl_certfile, ssl_keyfile: Of `kv_connector_extra_config`: files with this engine's certificate and its key, PEM;
+        None: only engines of this machine take part, without TLS.
+      ssl_ca_certs: The same: a file with the CA that has signed the certificates of all engines that take part.
       lease_seconds: The same: how long a producer keeps a prompt's blocks for others, from when they last read one.
     """
 
@@ -49,7 +53,9 @@ class KVTransferConfig:
     kv_port: int = 14579
     kv_buffer_size: float = 1e9
     engine_id: str | None = None
-    token_file: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
     lease_seconds: float = 60.0
 
     @property
@@ -88,29 +94,24 @@ class KVTransferConfig:
         config._check()
         return config
 
-    def read_token(self) -> bytes:
-        """What both sides must know; empty without `token_file`.
+    def ssl_context(self, *, is_server: bool) -> ssl.SSLContext | None:
+        """TLS for one side of the connections; None: connections stay on this machine, and have none.
 
         Raises:
-          ConfigError: The file cannot be read, or holds too little.
+          ConfigError: A file cannot be used.
         """
-        if self.token_file is None:
-            return b""
-        try:
-            token = Path(self.token_file).read_bytes().strip()
-        except OSError as error:
-            raise ConfigError(
-                f"kv_transfer_config: token_file={self.token_file!r} cannot be read ({error.strerror})"
-            ) from None
-        if len(token) < MIN_TOKEN_CHARACTERS:
-            raise ConfigError(
-                f"kv_transfer_config: token_file={self.token_file!r} holds {len(token)} characters: give at least "
-                f"{MIN_TOKEN_CHARACTERS}, such as those of `openssl rand -hex 32`"
-            )
-        return token
+        if self.ssl_certfile is None or self.ssl_keyfile is None or self.ssl_ca_certs is None:
+            return None
+        return mutual_context(
+            is_server=is_server,
+            certfile=Path(self.ssl_certfile),
+            keyfile=Path(self.ssl_keyfile),
+            ca_certs=Path(self.ssl_ca_certs),
+            name="kv_transfer_config",
+        )
 
     def _check(self) -> None:
-        for name, kind in (("kv_ip", str), ("engine_id", str), ("token_file", str), ("kv_port", int)):
+        for name, kind in (("kv_ip", str), ("engine_id", str), *((key, str) for key in _TLS_KEYS), ("kv_port", int)):
             value = getattr(self, name)
             if value is not None and type(value) is not kind:
                 raise ConfigError(f"kv_transfer_config: {name}={value!r} must be of type {kind.__name__}")
@@ -125,10 +126,14 @@ class KVTransferConfig:
                 f"kv_transfer_config: kv_ip={self.kv_ip!r} is no address that others could reach: give that of this "
                 "machine's private network"
             )
-        if self.is_producer and self.token_file is None and not is_loopback(self.kv_ip):
+        missing = [key for key in _TLS_KEYS if getattr(self, key) is None]
+        if 0 < len(missing) < len(_TLS_KEYS):
+            raise ConfigError(f"kv_transfer_config: TLS needs {', '.join(_TLS_KEYS)}: {missing[0]} is missing")
+        if self.is_producer and self.ssl_certfile is None and not is_loopback(self.kv_ip):
             raise ConfigError(
                 f"kv_transfer_config: kv_ip={self.kv_ip!r} is open to other machines: give "
-                '"kv_connector_extra_config": {"token_file": FILE} on both sides, a file with the same secret'
+                '"kv_connector_extra_config": {"ssl_certfile": FILE, "ssl_keyfile": FILE, "ssl_ca_certs": FILE} '
+                "on both sides, with certificates that one CA has signed"
             )
 
 

@@ -8,6 +8,57 @@ from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 
+# Settings that config.json lists layer by layer.
+
+
+def value_of_layer(config: HFConfig, key: str, layer_index: int) -> Any:
+    """The layer's entry in config.json's list; None where it has no such list, or null for the layer.
+
+    The list may be longer than the model: more entries are those of layers that predict later tokens.
+
+    Args:
+      config: Of the model.
+      key: The list's name.
+      layer_index: From 0.
+
+    Raises:
+      ConfigError: It is no list, or has fewer entries than the model has layers.
+    """
+    values = config.get(key)
+    if values is None:
+        return None
+    num_layers: int = config["num_hidden_layers"]
+    if not isinstance(values, list) or len(values) < num_layers:
+        raise ConfigError(
+            f"{config.source} has {key}={values!r}, expected a list of {num_layers} entries, one for each layer: "
+            "correct the file"
+        )
+    return values[layer_index]
+
+
+def settings_of_layer(config: HFConfig, layer_index: int) -> HFConfig:
+    """The layer's object in `per_layer_config`, as later versions of the reference write it; empty without one.
+
+    Args:
+      config: Of the model.
+      layer_index: From 0; in config.json, indices may begin with zeros.
+
+    Raises:
+      ConfigError: `per_layer_config` has something else.
+    """
+    by_layer = config.get("per_layer_config")
+    if by_layer is None:
+        return HFConfig({})
+    if not isinstance(by_layer, HFConfig) or not all(key.isdecimal() for key in by_layer):
+        raise ConfigError(f"per_layer_config in {config.source} is not an object with an object for each layer's index")
+    settings = next((by_layer[key] for key in by_layer if int(key) == layer_index), HFConfig({}))
+    if not isinstance(settings, HFConfig):
+        raise ConfigError(
+            f"per_layer_config in {config.source} has {settings!r} for layer {layer_index}, expected an object"
+        )
+    return settings
+
+
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 CHUNKED_ATTENTION = "chunked_attention"

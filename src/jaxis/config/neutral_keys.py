@@ -39,7 +39,7 @@ NEUTRAL_KEYS = frozenset(
 
 STAMPS = frozenset(
     {
-        # Who wrote the file, with what.
+        # The tool that wrote the file, and from what.
         *("_name_or_path", "name_or_path", "_model_name_or_path", "_commit_hash", "license", "tokenizer_class"),
         *("unsloth_version", "unsloth_fixed", "transformers.js_config", "quantization_version"),
         # Code that came with the checkpoint and is never run: the architecture is one that jaxis has.

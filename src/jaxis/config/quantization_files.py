@@ -11,9 +11,34 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxis.config.missing_config import explain_missing_config
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.json_object import read_json_object
+
+# What a folder without config.json is instead, and what to do about it.
+
+
+ADAPTER_HINT = (
+    "an adapter (LoRA), not a model: merge it into its base model with PEFT (merge_and_unload), save that, and give "
+    "the new folder"
+)
+_HUGGING_FACE = "give the folder of a checkpoint in Hugging Face format"
+# A file's name -> what the folder is, and what to do.
+_KINDS = {
+    "adapter_config.json": ADAPTER_HINT,
+    "params.json": f"a checkpoint in Mistral's or Meta's own format: {_HUGGING_FACE}",
+    "model_index.json": "a pipeline for images (diffusers), not a language model: give a language model",
+    "genai_config.json": f"a model for ONNX Runtime: {_HUGGING_FACE}",
+    "mlc-chat-config.json": f"a model compiled by MLC: {_HUGGING_FACE}",
+}
+
+
+def explain_missing_config(folder: Path) -> str:
+    """Why a folder without config.json cannot be loaded, and what to do."""
+    for name, explanation in _KINDS.items():
+        if (folder / name).exists():
+            return f"{folder} has no config.json: it is {explanation}"
+    return f"{folder} has no config.json: {_HUGGING_FACE}"
+
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 16 << 20  # the longest lists of modules that are not quantized have 2 MB

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxis.config.known_keys import check_keys
+from jaxis.config.key_rules import check_keys
 from jaxis.errors import ConfigError
 
 # Methods whose drafts layers on the devices make.
-LAYER_METHODS = ("mtp", "eagle3", "dflash", "draft_model")
+LAYER_METHODS = ("mtp", "eagle3", "draft_model")
 # Of those, the ones whose layers have a checkpoint of their own.
-_METHODS_WITH_MODEL = ("eagle3", "dflash", "draft_model")
+_METHODS_WITH_MODEL = ("eagle3", "draft_model")
 METHODS = ("ngram", "suffix", *LAYER_METHODS)
 # vLLM's names of "mtp" by family.
 _MTP_FAMILIES = (
@@ -34,14 +34,14 @@ class SpeculativeConfig:
 
     Attributes:
       method: "ngram": as the text went on before. "suffix": also as finished outputs of the same `cache_salt` did.
-        "mtp": with the layers of the checkpoint that predict later tokens. "eagle3": with an EAGLE-3 head.
-        "dflash": with a DFlash head. "draft_model": with another model of the same vocabulary.
+        "mtp": with the layer of the checkpoint that predicts later tokens. "eagle3": with an EAGLE-3 head.
+        "draft_model": with another model of the same vocabulary.
       num_speculative_tokens: Most tokens to guess ahead for a sequence in a step; how many pay is measured. 0: none are
         guessed, whatever else is given.
       num_speculative_tokens_per_batch_size: The same by the number of sequences that run: (first number, last number,
         tokens), in ascending order. Numbers between two entries, and beyond the last, are as those before. Empty: the
         number makes no difference.
-      model: Folder or hub id of the head for "eagle3" and "dflash", and of the other model for "draft_model".
+      model: Folder or hub id of the head for "eagle3", and of the other model for "draft_model".
       revision: Branch, tag or commit of that hub id; None is the main branch.
       draft_tensor_parallel_size: Devices that share it: None, or the model's `tensor_parallel_size`.
       quantization: How its weights are quantized while loading; None: as the model's.
@@ -113,7 +113,7 @@ def parse_speculative_config(given: Mapping[str, Any] | None) -> SpeculativeConf
     if _BY_BATCH_SIZE in values:
         values[_BY_BATCH_SIZE] = by_size = _by_batch_size(values[_BY_BATCH_SIZE])
         values.setdefault("num_speculative_tokens", max(1, *(most for _, _, most in by_size)))
-    elif method in LAYER_METHODS and method != "dflash":
+    elif method in LAYER_METHODS:
         values.setdefault("num_speculative_tokens", DEFAULT_LAYER_DRAFTS)
     _check_model(method, values)
     _complete_lookup_range(values)

@@ -37,7 +37,7 @@ _TYPES: Mapping[str, type] = {
     "layer_types": list,
     **dict.fromkeys(("model_type", "dtype", "torch_dtype"), str),
 }
-# Keys whose values have several types: who reads them says what they may be.
+# Keys whose values have several types: the code that reads them checks theirs.
 _OF_SEVERAL_TYPES = ("sliding_window_pattern", "gating", "moe_topk", "moe_layers_enum")
 _OF_EACH_LAYER = ("intermediate_size", "moe_intermediate_size", "rope_theta")
 _NAMES: Mapping[type, str] = {

@@ -12,7 +12,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from jaxis.config.hf_config import HFConfig
-    from jaxis.config.kv_events import KVEventsConfig
     from jaxis.config.quantization import QuantizationConfig
     from jaxis.config.speculative import SpeculativeConfig
 
@@ -106,5 +105,4 @@ class VllmConfig:
     parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
     load_config: LoadConfig = field(default_factory=LoadConfig)
     quant_config: QuantizationConfig | None = None
-    kv_events_config: KVEventsConfig | None = None
     speculative_config: SpeculativeConfig | None = None

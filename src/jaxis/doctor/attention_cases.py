@@ -14,8 +14,9 @@ from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.doctor.check import Case, compare
-from jaxis.kernels.latent_attention import latent_attention, latent_cache_shape
-from jaxis.kernels.ragged_paged_attention import kv_cache_shape, make_kv_cache, ragged_paged_attention
+from jaxis.kernels.latent_attention import latent_attention, latent_cache_layout
+from jaxis.kernels.paged_cache import CacheLayout, PagedCache
+from jaxis.kernels.ragged_paged_attention import kv_cache_layout, ragged_paged_attention
 from jaxis.parallel.mesh import logical_sharding, make_mesh
 
 # Tokens of each request in a step: prompts first, then two decodes beside a longer chunk.
@@ -72,10 +73,9 @@ def _check_paged(kind: _Attention, dtype: DTypeLike, tolerance: float) -> str:
     rng = np.random.default_rng(0)
     scale = kind.head_dim**-0.5
     sinks = jnp.asarray(rng.standard_normal(kind.num_heads), dtype) if kind.has_sinks else None
-    shape = kv_cache_shape(_NUM_BLOCKS, _BLOCK_SIZE, kind.num_kv_heads, kind.head_dim, kind.cache_dtype)
-    cache = make_kv_cache(shape, kind.cache_dtype, logical_sharding(make_mesh(), None, shape))
+    cache = _make_cache(kv_cache_layout(_BLOCK_SIZE, kind.num_kv_heads, kind.head_dim, kind.cache_dtype))
 
-    def attend(cache: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, *operands: jax.Array) -> tuple:
+    def attend(cache: PagedCache, q: jax.Array, k: jax.Array, v: jax.Array, *operands: jax.Array) -> tuple:
         return ragged_paged_attention(
             q, k, v, cache, *operands, scale=scale, span=kind.span, soft_cap=kind.soft_cap, sinks=sinks
         )
@@ -95,11 +95,10 @@ def _check_paged(kind: _Attention, dtype: DTypeLike, tolerance: float) -> str:
 def _check_latent(cache_dtype: DTypeLike, dtype: DTypeLike, tolerance: float) -> str:
     num_heads, latent, rope, scale = 16, 512, 64, 0.08
     rng = np.random.default_rng(0)
-    shape = latent_cache_shape(_NUM_BLOCKS, _BLOCK_SIZE, latent, rope, cache_dtype)
-    cache = make_kv_cache(shape, cache_dtype, logical_sharding(make_mesh(), None, shape))
+    cache = _make_cache(latent_cache_layout(_BLOCK_SIZE, latent, rope, cache_dtype))
     dense = _Attention(num_heads, 1, latent + rope, cache_dtype)
 
-    def attend(cache: jax.Array, q: jax.Array, k: jax.Array, _: jax.Array, *operands: jax.Array) -> tuple:
+    def attend(cache: PagedCache, q: jax.Array, k: jax.Array, _: jax.Array, *operands: jax.Array) -> tuple:
         return latent_attention(q, k[:, 0], cache, *operands, value_dim=latent, scale=scale)
 
     def draw(num_heads: int) -> jax.Array:
@@ -115,9 +114,15 @@ def _check_latent(cache_dtype: DTypeLike, dtype: DTypeLike, tolerance: float) ->
     return _run_steps(attend, cache, draw_step, expect, tolerance)
 
 
+def _make_cache(layout: CacheLayout) -> PagedCache:
+    shape = (_NUM_BLOCKS, *layout.shape)
+    sharding = logical_sharding(make_mesh(), None, shape)
+    return layout.cache(jnp.zeros(shape, layout.dtype, device=sharding))
+
+
 def _run_steps(
     attend: Callable[..., tuple],
-    cache: jax.Array,
+    cache: PagedCache,
     draw_step: Callable[[], tuple[jax.Array, jax.Array, jax.Array]],
     expect: Callable[[np.ndarray, np.ndarray, np.ndarray, int], np.ndarray],
     tolerance: float,

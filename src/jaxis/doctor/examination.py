@@ -14,12 +14,61 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.doctor.attention_cases import attention_cases
-from jaxis.doctor.check import Case, Check, run_case
-from jaxis.doctor.model_cases import model_cases
+from jaxis.doctor.check import Case, Check, CheckFailed, run_case
 from jaxis.doctor.product_cases import product_cases
 from jaxis.doctor.speed_case import speed_cases
 from jaxis.host.machine import cpu_model
+from jaxis.llm import LLM
 from jaxis.parallel.mesh import make_mesh
+from jaxis.sampling_params import SamplingParams
+
+# Checks of the embedded model: its answers word for word, alone, together, and on several devices.
+
+
+ANSWERS = {
+    "What is the capital of France?": "The capital of France is Paris.",
+    "What is the opposite of hot?": "The opposite of hot is cold.",
+    "What is 7 plus 5?": "7 + 5 = 12.",
+    "What sound does a dog make?": "A dog says woof.",
+    "What color is the sky?": "The sky is blue.",
+    "Who are you?": "I am Tiny, the small demonstration model of jaxis. I know a few tables and nothing else.",
+}
+"""What the embedded model answers, greedily, in float32 and in bfloat16: each token is far likelier than others."""
+_MAX_TOKENS = 32
+_MOST_DEVICES = 8  # its attention heads
+
+
+def model_cases() -> Iterator[Case]:
+    """Checks of whole answers on this machine's devices."""
+    yield Case("model", "answers of the embedded model, together and alone", functools.partial(_check_answers, 1))
+    number = _devices_to_share()
+    if number > 1:
+        yield Case("model", f"its answers from {number} devices", functools.partial(_check_answers, number))
+
+
+def _devices_to_share() -> int:
+    """The most local devices that the embedded model can be spread over."""
+    number = 1
+    while 2 * number <= min(len(jax.local_devices()), _MOST_DEVICES):
+        number *= 2
+    return number
+
+
+def _check_answers(tensor_parallel_size: int) -> str:
+    conversations = [[{"role": "user", "content": question}] for question in ANSWERS]
+    params = SamplingParams(temperature=0.0, max_tokens=_MAX_TOKENS)
+    with LLM(
+        tensor_parallel_size=tensor_parallel_size, max_model_len=256, max_num_seqs=len(ANSWERS), show_progress=False
+    ) as llm:
+        together = [output.outputs[0] for output in llm.chat(conversations, params, use_tqdm=False)]
+        alone = [llm.chat(each, params, use_tqdm=False)[0].outputs[0] for each in conversations]
+    for question, expected, first, second in zip(ANSWERS, ANSWERS.values(), together, alone, strict=True):
+        if first.text != expected:
+            raise CheckFailed(f"{question!r} is answered with {first.text!r} instead of {expected!r}")
+        if list(first.token_ids) != list(second.token_ids):
+            raise CheckFailed(f"{question!r} is answered differently alone, with {second.text!r}")
+    return f"{len(ANSWERS)} of {len(ANSWERS)} answers word for word, the same tokens together and alone"
+
 
 SCHEMA = 1
 """Version of the JSON that `Examination.to_json` writes; incremented when a field changes its meaning or is removed."""

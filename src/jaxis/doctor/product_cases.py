@@ -14,7 +14,6 @@ from jax.typing import DTypeLike
 
 from jaxis.doctor.check import Case, CheckFailed, compare
 from jaxis.kernels import native
-from jaxis.kernels.grouped_matmul.packed import StackPacker
 from jaxis.kernels.rms_norm import rms_norm
 from jaxis.kernels.rotary_embedding import rotary_embedding
 from jaxis.kernels.sampling import argmax, logsumexp, top_tokens
@@ -23,14 +22,15 @@ from jaxis.kernels.weights import (
     BlockScaledWeight,
     ExpertStacks,
     PackedWeight,
-    Weight,
     WeightScheme,
+    WeightValue,
     dequantize,
     experts,
     matmul,
     pack,
     quantize,
 )
+from jaxis.kernels.weights.stack_packer import StackPacker
 from jaxis.layers.glu import GLU
 
 _OUT, _IN, _NUM_EXPERTS, _PER_TOKEN = 512, 1024, 8, 2
@@ -46,7 +46,7 @@ def product_cases(dtype: DTypeLike, tolerance: float) -> Iterator[Case]:
         "int4 in groups of 32": WeightScheme("int4", 32, "affine"),
         "int4 in groups of 32, int8 activations": WeightScheme("int4", 32, "affine", "int8"),
     }
-    kinds: dict[str, tuple[Callable[[np.ndarray], Weight], float]] = {
+    kinds: dict[str, tuple[Callable[[np.ndarray], WeightValue], float]] = {
         "floats": (lambda array: array, tolerance),
         "fp8 in blocks": (_fp8_blocks, tolerance),
     }
@@ -76,7 +76,7 @@ def _fp8_blocks(array: np.ndarray) -> BlockScaledWeight:
     return BlockScaledWeight(value, scale.astype(np.float32), (128, 128))
 
 
-def _as_loaded(weight: Weight, dtype: DTypeLike) -> Weight:
+def _as_loaded(weight: WeightValue, dtype: DTypeLike) -> WeightValue:
     """The weight as the engine has it on this platform."""
     if native.usable():
         return jax.tree.map(jnp.asarray, pack(weight, dtype=dtype))
@@ -85,7 +85,7 @@ def _as_loaded(weight: Weight, dtype: DTypeLike) -> Weight:
     return jax.tree.map(jnp.asarray, weight)
 
 
-def _exact(weight: Weight, dtype: DTypeLike) -> np.ndarray:
+def _exact(weight: WeightValue, dtype: DTypeLike) -> np.ndarray:
     """The elements that a weight stands for, in float64."""
     if isinstance(weight, np.ndarray):
         return weight.astype(jnp.dtype(dtype)).astype(np.float64)
@@ -106,7 +106,7 @@ def _draw(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def _check_product(make: Callable[[np.ndarray], Weight], num_rows: int, dtype: DTypeLike, tolerance: float) -> str:
+def _check_product(make: Callable[[np.ndarray], WeightValue], num_rows: int, dtype: DTypeLike, tolerance: float) -> str:
     rng = np.random.default_rng(0)
     stored = make(_draw(rng, _OUT, _IN))
     x = jnp.asarray(_draw(rng, num_rows, _IN), dtype)
@@ -114,7 +114,9 @@ def _check_product(make: Callable[[np.ndarray], Weight], num_rows: int, dtype: D
     return compare(y, np.asarray(x, np.float64) @ _exact(stored, dtype).T, tolerance)
 
 
-def _check_experts(make: Callable[[np.ndarray], Weight], num_tokens: int, dtype: DTypeLike, tolerance: float) -> str:
+def _check_experts(
+    make: Callable[[np.ndarray], WeightValue], num_tokens: int, dtype: DTypeLike, tolerance: float
+) -> str:
     rng = np.random.default_rng(0)
     hidden, inner = 512, 256
     shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
@@ -123,7 +125,7 @@ def _check_experts(make: Callable[[np.ndarray], Weight], num_tokens: int, dtype:
     ids = np.stack([rng.permutation(_NUM_EXPERTS)[:_PER_TOKEN] for _ in range(num_tokens)]).astype(np.int32)
     shares = rng.dirichlet(np.ones(_PER_TOKEN), num_tokens).astype(np.float32)
 
-    def layer(x: jax.Array, gate: Weight, up: Weight, down: Weight) -> jax.Array:
+    def layer(x: jax.Array, gate: WeightValue, up: WeightValue, down: WeightValue) -> jax.Array:
         unit = GLU(jax.nn.silu)
         stacks = ExpertStacks(gate, up, down, None, None, None, _NUM_EXPERTS, unit, scales_input=False)
         return experts(x, jnp.asarray(ids), jnp.asarray(shares), stacks)
@@ -140,13 +142,13 @@ def _check_experts(make: Callable[[np.ndarray], Weight], num_tokens: int, dtype:
     return compare(y, expected, tolerance)
 
 
-def _stack(weights: list[Weight], dtype: DTypeLike) -> Weight:
+def _stack(weights: list[WeightValue], dtype: DTypeLike) -> WeightValue:
     """The weights of all experts as one, as the engine has them on this platform."""
     if native.usable():
         packer = StackPacker(len(weights))
         for expert, weight in enumerate(weights):
 
-            def pack_one(allocate: Allocate, weight: Weight = weight) -> PackedWeight:
+            def pack_one(allocate: Allocate, weight: WeightValue = weight) -> PackedWeight:
                 return cast(PackedWeight, pack(weight, dtype=dtype, allocate=allocate))
 
             packer.pack(expert, pack_one)

@@ -20,6 +20,7 @@ from jaxis.engine.argument_fields import (
     argument_infos,
     argument_types,
 )
+from jaxis.engine.combinations import EngineFeature, check_combinations
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.quantization_rules import RequestedQuantization, parse_requested_quantization
@@ -74,8 +75,8 @@ class EngineArgs(EngineArgFields):
         JSON file with rules. Or, for a quantized checkpoint, "int8_activations": int8 products with its weights; or
         "dequantize": its weights in `dtype`. See docs/quantization.md.
       speculative_config: Guess next tokens and compute several at a time, which changes no answer: {"method": "ngram"}
-        copies what the text had before, {"method": "suffix"} also what finished outputs had; "mtp", "eagle3",
-        "dflash" and "draft_model" draft with layers. None: "ngram" on one CPU device with native kernels, if the model
+        copies what the text had before, {"method": "suffix"} also what finished outputs had; "mtp", "eagle3"
+        and "draft_model" draft with layers. None: "ngram" on one CPU device with native kernels, if the model
         has no recurrent layers; else nothing. {"num_speculative_tokens": 0}: nothing. See docs/speculative-decoding.md.
       chat_template: What renders conversations in place of the checkpoint's template: the name of one that jaxis brings
         (chatml, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja source.
@@ -112,10 +113,8 @@ class EngineArgs(EngineArgFields):
             raise ConfigError(f"hf_overrides={self.hf_overrides!r} must be a dict of keys of config.json")
         self._check_devices()
         self._check_kv_offloading()
-        self._check_kv_events()
-        self._check_kv_transfer()
         self._check_speculation()
-        self._check_stages()
+        check_combinations(self._features())
         _ = self.kv_cache_memory_bytes, self.requested_quantization
 
     def _check_devices(self) -> None:
@@ -143,56 +142,37 @@ class EngineArgs(EngineArgFields):
                 f"block_size={self.block_size}: each device has as many tokens of every block; use a multiple"
             )
 
-    def _check_kv_events(self) -> None:
-        if self.kv_events is not None and not self.enable_prefix_caching:
-            raise ConfigError("kv_events_config publishes what the prefix cache holds: leave enable_prefix_caching on")
-
-    def _check_kv_transfer(self) -> None:
-        if self.kv_transfer is None:
-            return
-        if not self.enable_prefix_caching:
-            raise ConfigError("kv_transfer_config needs prefix caching, which finds the blocks: leave one of them out")
-        if self.nnodes > 1:
-            raise ConfigError(f"kv_transfer_config is for one host, not for nnodes={self.nnodes}: leave it out")
-
     def _check_speculation(self) -> None:
         speculative = self.parsed_speculative_config
-        if speculative is None:
-            return
-        if (size := speculative.draft_tensor_parallel_size) not in (None, self.tensor_parallel_size):
+        size = None if speculative is None else speculative.draft_tensor_parallel_size
+        if size not in (None, self.tensor_parallel_size):
             raise ConfigError(
                 f"speculative_config: draft_tensor_parallel_size={size!r} must be the model's, "
                 f"{self.tensor_parallel_size}, whose devices also draft: leave it out"
             )
-        if speculative.method not in LAYER_METHODS:
-            return
-        if self.nnodes > 1:
-            raise ConfigError(
-                f"speculative_config: method={speculative.method!r} is not implemented for several hosts "
-                f"(nnodes={self.nnodes}): give ngram or suffix"
-            )
-        if self.data_parallel_size > 1:
-            raise ConfigError(
-                f"speculative_config: method={speculative.method!r} is for one data rank, not for "
-                f"data_parallel_size={self.data_parallel_size}: give ngram or suffix"
-            )
 
-    def _check_stages(self) -> None:
-        if self.pipeline_parallel_size == 1:
-            return
+    def _features(self) -> dict[EngineFeature, str]:
+        """The features that these arguments ask for, each with the argument that does."""
         speculative = self.parsed_speculative_config
         method = None if speculative is None else speculative.method
-        for name, is_given in (
-            ("data_parallel_size", self.data_parallel_size > 1),
-            ("decode_context_parallel_size", self.decode_context_parallel_size > 1),
-            (f"speculative_config with method={method!r}", method in LAYER_METHODS),
-            ("kv_transfer_config", self.kv_transfer is not None),
-        ):
-            if is_given:
-                raise ConfigError(
-                    f"{name} is not implemented with pipeline_parallel_size={self.pipeline_parallel_size}: leave one "
-                    "of them out"
-                )
+        asked_for = {
+            EngineFeature.NO_PREFIX_CACHE: (not self.enable_prefix_caching, "enable_prefix_caching=False"),
+            EngineFeature.HOSTS: (self.nnodes > 1, f"nnodes={self.nnodes}"),
+            EngineFeature.STAGES: (
+                self.pipeline_parallel_size > 1,
+                f"pipeline_parallel_size={self.pipeline_parallel_size}",
+            ),
+            EngineFeature.DATA_RANKS: (self.data_parallel_size > 1, f"data_parallel_size={self.data_parallel_size}"),
+            EngineFeature.DECODE_CONTEXT: (
+                self.decode_context_parallel_size > 1,
+                f"decode_context_parallel_size={self.decode_context_parallel_size}",
+            ),
+            EngineFeature.KV_EVENTS: (self.kv_events is not None, "kv_events_config"),
+            EngineFeature.KV_OFFLOADING: (self.kv_offloading_bytes is not None, "kv_offloading_size"),
+            EngineFeature.KV_TRANSFER: (self.kv_transfer is not None, "kv_transfer_config"),
+            EngineFeature.LAYER_DRAFTS: (method in LAYER_METHODS, f"speculative_config with method={method!r}"),
+        }
+        return {feature: argument for feature, (is_asked_for, argument) in asked_for.items() if is_asked_for}
 
     @property
     def num_devices(self) -> int:
@@ -236,14 +216,8 @@ class EngineArgs(EngineArgFields):
 
     def _check_kv_offloading(self) -> None:
         _ = self.kv_offloading_disk_bytes
-        if self.kv_offloading_bytes is None:
-            if self.kv_offloading_dir is not None:
-                raise ConfigError("kv_offloading_dir needs kv_offloading_size: blocks from disk go into memory first")
-            return
-        if not self.enable_prefix_caching:
-            raise ConfigError("kv_offloading_size needs prefix caching, which finds the blocks: leave one of them out")
-        if self.nnodes > 1:
-            raise ConfigError(f"kv_offloading_size is for one host, not for nnodes={self.nnodes}: leave it out")
+        if self.kv_offloading_bytes is None and self.kv_offloading_dir is not None:
+            raise ConfigError("kv_offloading_dir needs kv_offloading_size: blocks from disk go into memory first")
 
     @functools.cached_property
     def parsed_speculative_config(self) -> SpeculativeConfig | None:

@@ -18,7 +18,7 @@ from jaxis.engine.settings import make_quant_config
 from jaxis.host.progress import ProgressDisplay
 from jaxis.loading.hub import resolve_model
 from jaxis.loading.open_checkpoint import read_config_values
-from jaxis.models.draft_loader import check_same_vocabulary, load_dflash, load_draft_model, load_eagle3
+from jaxis.models.draft_loader import check_same_vocabulary, load_draft_model, load_eagle3
 from jaxis.quantization.arguments import requested_config
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def load_draft(
     _, draft_config = read_draft_config(args, speculative, target)
     if speculative.method == "draft_model":
         check_same_vocabulary(target, draft_config)
-    load = {"eagle3": load_eagle3, "dflash": load_dflash, "draft_model": load_draft_model}[speculative.method]
+    load = {"eagle3": load_eagle3, "draft_model": load_draft_model}[speculative.method]
     with progress.loading(speculative.model) as on_progress:
         load(model, draft_config, mesh, on_progress)
 

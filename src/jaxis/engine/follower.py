@@ -1,4 +1,4 @@
-"""A host that makes the program calls of another one, the leader: it has weights and caches, and knows no requests."""
+"""A host that makes the same program calls as the leader: it has weights and caches, and knows no requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,20 +16,20 @@ import jax
 import numpy as np
 
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.execution.executor import Executor
-from jaxis.engine.execution.pipeline_executor import PipelineExecutor
+from jaxis.engine.execution.program_key import Compiled, ProgramKey, RunsOn
+from jaxis.engine.execution.programs import Programs
 from jaxis.engine.hosts import messages
-from jaxis.engine.hosts.channel import Channel, ChannelClosedError
 from jaxis.engine.hosts.followers import end_process
 from jaxis.engine.hosts.meeting import HostPlace, join
-from jaxis.engine.hosts.vectors import ReceivedVectors
+from jaxis.engine.hosts.messages import ReceivedOperands
 from jaxis.engine.opened_model import facts_of_model, open_model
 from jaxis.errors import EngineError
+from jaxis.host.channel import Channel, ChannelClosedError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.parallel import distributed
 from jaxis.parallel.stages import first_host
 
-ALIVE_SECONDS = 0.5
+HEARTBEAT_SECONDS = 0.5
 Order = messages.Call | messages.Setup
 _logger = logging.getLogger(__name__)
 
@@ -54,13 +53,13 @@ def follow(place: HostPlace, own_arguments: dict[str, Any], progress: ProgressDi
     _end_with_the_leader()
     orders = _Orders(channel)
     try:
-        signs_of_life = _SignsOfLife(channel)
-        executor, results = _build(place, own_arguments, channel, orders, signs_of_life, progress)
+        heartbeats = _Heartbeats(channel)
+        programs, results = _build(place, own_arguments, channel, orders, heartbeats, progress)
         gc.collect()
         gc.freeze()
         with progress.silent():
-            _Calls(executor, channel, signs_of_life, results).run(orders)
-        executor.close()
+            _Calls(programs, channel, heartbeats, results).run(orders)
+        programs.close()
         distributed.leave()
     except Exception as error:
         _fail(channel, error)
@@ -72,7 +71,7 @@ def _fail(channel: Channel[Order], error: Exception) -> None:
     _logger.debug("the follower has failed", exc_info=error)
     message = str(error).partition("\n")[0] or type(error).__name__
     try:
-        channel.send(messages.Failed(type(error).__name__, message))
+        channel.send(messages.HostFailed(type(error).__name__, message))
     finally:
         end_process(EngineError(message))
 
@@ -93,7 +92,7 @@ class _Orders:
         try:
             while True:
                 order = self._channel.receive()
-                if isinstance(order, messages.Refused):
+                if isinstance(order, messages.GroupRefused):
                     end_process(EngineError(order.reason))
                 self._orders.put(order)
                 if isinstance(order, messages.Close):
@@ -102,7 +101,7 @@ class _Orders:
             end_process(EngineError(f"the leader has ended ({error})"))
 
 
-class _SignsOfLife:
+class _Heartbeats:
     """Tells the leader twice a second that this host is there, and how far it is.
 
     Attributes:
@@ -115,15 +114,15 @@ class _SignsOfLife:
 
     def start(self) -> None:
         """Begins, on a thread of its own."""
-        threading.Thread(target=self._send, name="jaxis-alive", daemon=True).start()
+        threading.Thread(target=self._send, name="jaxis-heartbeat", daemon=True).start()
 
     def _send(self) -> None:
         while True:
             try:
-                self._channel.send(messages.Alive(self.num_calls))
+                self._channel.send(messages.CallsMade(self.num_calls))
             except ChannelClosedError:
                 return
-            time.sleep(ALIVE_SECONDS)
+            time.sleep(HEARTBEAT_SECONDS)
 
 
 class _Results:
@@ -161,7 +160,7 @@ class _Results:
         jax.block_until_ready(result)
         if self._is_reporting and call is not None:
             arrays = [messages.Array.of(np.asarray(leaf)) for leaf in jax.tree.leaves(result)]
-            self._channel.send(messages.Computed(call, arrays))
+            self._channel.send(messages.CallResult(call, arrays))
 
 
 def _build(
@@ -169,99 +168,87 @@ def _build(
     own_arguments: dict[str, Any],
     channel: Channel[Order],
     orders: _Orders,
-    signs_of_life: _SignsOfLife,
+    heartbeats: _Heartbeats,
     progress: ProgressDisplay,
-) -> tuple[Executor, _Results]:
+) -> tuple[Programs, _Results]:
     """Loads this host's part of the model that the leader names."""
     build = orders.next()
-    assert isinstance(build, messages.Build)
+    assert isinstance(build, messages.LoadModel)
     args = EngineArgs(**build.arguments | own_arguments)
     opened = open_model(args)
-    channel.send(messages.Found(facts_of_model(opened.path, args)))
+    channel.send(messages.ModelFound(facts_of_model(opened.path, args)))
     meshes = opened.make_meshes(args)
     loaded = opened.load(args, meshes, progress)
-    signs_of_life.start()
-    channel.send(messages.Loaded(loaded.most_cache_bytes, *loaded.first_share(place.rank)))
+    heartbeats.start()
+    channel.send(messages.WeightsLoaded(loaded.most_cache_bytes, *loaded.first_share(place.rank)))
     allocate = orders.next()
-    assert isinstance(allocate, messages.Allocate)
-    parts = loaded.parts(allocate.cache_bytes)
+    assert isinstance(allocate, messages.AllocateCaches)
+    programs = Programs(loaded.executor(allocate.cache_bytes), progress.compiling)
     progress.note(f"host {place.rank} of {place.num_hosts} is ready")
     # Of the hosts that have the last stage, the first tells the leader what it computes, unless that is the leader.
     is_reporting = first_host(meshes[-1]) == place.rank
-    executor = PipelineExecutor(loaded.vllm_config, parts, meshes, on_compile=loaded.on_compile)
-    return executor, _Results(channel, is_reporting)
+    return programs, _Results(channel, is_reporting)
 
 
 class _Calls:
     """Makes the leader's calls, in order.
 
     Args:
-      executor: This host's.
+      programs: Those of this host's part of the model.
       channel: To the leader.
-      signs_of_life: Counts the calls.
+      heartbeats: Counts the calls.
       results: Looks after what they compute.
     """
 
-    def __init__(
-        self, executor: Executor, channel: Channel[Order], signs_of_life: _SignsOfLife, results: _Results
-    ) -> None:
-        self._executor, self._channel, self._signs_of_life = executor, channel, signs_of_life
+    def __init__(self, programs: Programs, channel: Channel[Order], heartbeats: _Heartbeats, results: _Results) -> None:
+        self._programs, self._channel, self._heartbeats = programs, channel, heartbeats
         self._results = results
-        self._keys: dict[int, Hashable] = {}
-        self._vectors = ReceivedVectors()
+        self._has_last_stage = programs.executor.stages[-1].stage.is_last
+        self._keys: dict[int, ProgramKey] = {}
+        self._operands = ReceivedOperands()
 
     def run(self, orders: _Orders) -> None:
         """Until the leader closes the group."""
         while not isinstance(order := orders.next(), messages.Close):
             self._carry_out(order)
             if isinstance(order, messages.Call):
-                self._signs_of_life.num_calls += 1
+                self._heartbeats.num_calls += 1
 
     def _carry_out(self, order: Order) -> None:
-        executor, vector = self._executor, messages.vector
         match order:
-            case messages.Prepare():
-                self._prepare(order)
-            case messages.Forward():
-                executor.forward(self._key(order.number), self._vectors.decode(order.number, order.packed))
-                self._results.put(executor.newest)
-            case messages.Sample() | messages.Logits():
-                if executor.stage.is_last:
-                    self._results.put(self._in_last_stage(order), self._signs_of_life.num_calls + 1)
-            case messages.GreedyStep():
-                packed = self._vectors.decode(order.number, order.packed)
-                self._results.put(executor.greedy_step(self._key(order.number), packed))
-            case messages.Whole():
-                executor.whole(self._key(order.number), vector(order.input_ids), order.num_tokens)
+            case messages.CompileProgram():
+                self._compile(order)
+            case messages.Run():
+                self._run(order)
             case messages.Recover():
-                executor.recover()
+                self._programs.executor.recover()
             case _:
                 raise EngineError(f"the leader sent {type(order).__name__} to a host that is built")
 
-    def _in_last_stage(self, order: messages.Sample | messages.Logits) -> Any:
-        """Makes a call of the last pipeline stage; returns what it computes."""
-        if isinstance(order, messages.Sample):
-            sent = order.parameters
-            parameters = None if sent is None else self._vectors.decode(order.number, sent)
-            return self._executor.sample(self._key(order.number), parameters)
-        targets = None if order.targets is None else messages.vector(order.targets)
-        return self._executor.logits(self._key(order.number), messages.vector(order.rows), targets)
+    def _run(self, order: messages.Run) -> None:
+        key = self._keys[order.number]
+        operands = self._operands.decode(order.number, order.operands)
+        is_of_last_stage = key.runs_on is RunsOn.LAST_STAGE
+        if is_of_last_stage and not self._has_last_stage:
+            return
+        result = self._programs.run(key, *operands)
+        if is_of_last_stage:
+            self._results.put(result, self._heartbeats.num_calls + 1)
+        else:
+            self._results.put(self._programs.executor.newest)
 
-    def _key(self, number: int) -> Any:
-        return self._keys[number]
-
-    def _prepare(self, order: messages.Prepare) -> None:
+    def _compile(self, order: messages.CompileProgram) -> None:
         key = self._keys[order.number] = order.program_key()
 
-        def report(future: Future[Callable[..., Any]]) -> None:
+        def report(future: Future[Compiled]) -> None:
             error = future.exception()
             message = None if error is None else str(error).partition("\n")[0] or type(error).__name__
             try:
-                self._channel.send(messages.Prepared(order.number, message))
+                self._channel.send(messages.ProgramCompiled(order.number, message))
             except ChannelClosedError:
                 _logger.debug("the leader has ended")
 
-        self._executor.programs.precompile(key).add_done_callback(report)
+        self._programs.precompile(key).add_done_callback(report)
 
 
 def _end_with_the_leader() -> None:

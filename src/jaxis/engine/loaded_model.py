@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import jax
 from flax import nnx
 
+from jaxis.engine.execution.executor import DeviceExecutor, Executor
+from jaxis.engine.execution.kv_cache import plan_kv_caches
 from jaxis.engine.execution.model_arrays import bytes_on_devices
 from jaxis.engine.execution.model_size import model_size
-from jaxis.engine.execution.pipeline_executor import StageParts
+from jaxis.engine.execution.pipeline import PipelineExecutor
 from jaxis.engine.execution.stage_caches import Specs, most_cache_bytes, plan_stage_caches, stage_cache_specs
 from jaxis.parallel.stages import first_host, own_stages
 
@@ -30,13 +31,11 @@ class LoadedModel:
       vllm_config: The engine's configuration.
       meshes: Of all pipeline stages.
       models: That of each stage that this host has; their weights are loaded.
-      on_compile: Shows that a step waits for a program; see `Executor`.
     """
 
     vllm_config: VllmConfig
     meshes: Sequence[jax.sharding.Mesh]
     models: Sequence[JaxModule]
-    on_compile: Callable[[Hashable], AbstractContextManager[None]]
 
     @functools.cached_property
     def _cache_specs(self) -> list[Specs]:
@@ -54,16 +53,25 @@ class LoadedModel:
         arrays = [array for model in models for array in jax.tree.leaves(nnx.state(model))]
         return model_size(*models)[0], bytes_on_devices(arrays)
 
-    def parts(self, cache_bytes: int | None) -> list[StageParts]:
-        """What each of this host's stages is made of.
+    def executor(self, cache_bytes: int | None = None) -> Executor:
+        """Allocates the caches; returns what runs this host's part of the model.
 
         Args:
           cache_bytes: Of all caches on all hosts; None: those that were given, or those that are there on this one.
+
+        Raises:
+          ConfigError: The model's heads cannot be spread over the devices.
+          EngineError: No memory for the caches.
         """
+        config = self.vllm_config
+        if len(self.meshes) == 1:
+            [model], [mesh] = self.models, self.meshes
+            return DeviceExecutor(config, model, mesh, plan_kv_caches(model, config, mesh, cache_bytes))
         if cache_bytes is None:
-            cache_bytes = self.vllm_config.cache_config.kv_cache_memory_bytes or self.most_cache_bytes
-        plans = plan_stage_caches(self._cache_specs, self.vllm_config, self.meshes, cache_bytes)
-        return [
-            StageParts(model, self.meshes[stage.index], plans[stage.index], stage)
+            cache_bytes = config.cache_config.kv_cache_memory_bytes or self.most_cache_bytes
+        plans = plan_stage_caches(self._cache_specs, config, self.meshes, cache_bytes)
+        stages = [
+            DeviceExecutor(config, model, self.meshes[stage.index], plans[stage.index], stage)
             for model, stage in zip(self.models, own_stages(self.meshes), strict=True)
         ]
+        return PipelineExecutor(stages, self.meshes)

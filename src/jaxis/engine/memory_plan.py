@@ -1,7 +1,7 @@
 """Which width of the weights and how much context fit into memory, told before any weights are read.
 
 Sizes follow from the shapes of a model that is constructed without weights, and from the headers of a quantized
-checkpoint's files. Nothing is narrowed in silence: a plan is also a line that says what was chosen, and by what.
+checkpoint's files. Nothing is quantized in silence: a plan is also a line that says what was chosen, and by what.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CPU_SHARE = 0.9
 _STEP_BYTES = 256 * 2**20
 # Of what is left beside the weights, what the KV cache may take.
 _CACHE_SHARE = 0.75
-# The least context to narrow weights for, if none is asked for.
+# The least context to quantize weights for, if none is asked for.
 _MIN_CONTEXT = 4096
 
 
@@ -132,14 +132,15 @@ def plan_memory(
       args: What was asked for: a width, context or cache that was given is kept.
       make_config: The configuration for arguments.
       meshes: The devices of each pipeline stage.
-      stored_bytes: Bytes of a checkpoint whose weights stay as they are; None for one in floats, which can be narrowed.
+      stored_bytes: Bytes of a checkpoint whose weights stay as they are; None for one in floats, which can
+        be quantized.
       make_draft: What drafts for the model with arguments; None without, and for a layer of the model's checkpoint.
 
     Returns:
       The plan; None for devices that do not say how much memory they have.
 
     Raises:
-      EngineError: Weights that nobody asked for do not fit, not even the narrowest.
+      EngineError: Weights that nobody asked for do not fit, not even in the lowest precision.
     """
     config = make_config(args)
     mesh = meshes[0]
@@ -181,14 +182,14 @@ def plan_memory(
         tried = len(widths) - 1
         if stored_bytes is not None or tried == len(QUANTIZATIONS):
             raise EngineError(_does_not_fit(widths, needed, budget))
-        narrow_args = dataclasses.replace(args, quantization=QUANTIZATIONS[tried])
-        narrow = _stage_models(make_config(narrow_args), len(meshes))
-        widths.append(width(QUANTIZATIONS[tried], narrow, make_draft(narrow_args)))
+        quantized_args = dataclasses.replace(args, quantization=QUANTIZATIONS[tried])
+        quantized = _stage_models(make_config(quantized_args), len(meshes))
+        widths.append(width(QUANTIZATIONS[tried], quantized, make_draft(quantized_args)))
     memory, context = None, wanted
     if on_cpu:
         memory = cache.memory(at_least=needed, left=budget - widths[-1].nbytes)
         context = cache.context(memory)
-    line = _line(widths, memory, context, wanted, free, is_chosen=_is_chosen(args), can_narrow=stored_bytes is None)
+    line = _line(widths, memory, context, wanted, free, is_chosen=_is_chosen(args), can_quantize=stored_bytes is None)
     return MemoryPlan(widths[-1].quantization, context if context < wanted else None, memory, line)
 
 
@@ -269,7 +270,14 @@ def _free_device_bytes(meshes: Sequence[jax.sharding.Mesh]) -> int | None:
 
 
 def _line(
-    widths: list[_Width], memory: int | None, context: int, wanted: int, free: int, *, is_chosen: bool, can_narrow: bool
+    widths: list[_Width],
+    memory: int | None,
+    context: int,
+    wanted: int,
+    free: int,
+    *,
+    is_chosen: bool,
+    can_quantize: bool,
 ) -> str:
     chosen, size, has = widths[-1], human_bytes(widths[-1].nbytes), human_bytes(free)
     if chosen.quantization is not None:
@@ -281,7 +289,7 @@ def _line(
     elif is_chosen and chosen.nbytes > free:
         weights = f"weights as asked for, although they take {size} and {has} are free"
     else:
-        more = " (--quantization narrows them)" if can_narrow else ""
+        more = " (--quantization makes them smaller)" if can_quantize else ""
         weights = f"weights {'as asked for' if is_chosen else 'as stored'}, {size} of {has} free{more}"
     if context < wanted:
         length = f"{context} tokens of context, not {wanted}, which is what fits"

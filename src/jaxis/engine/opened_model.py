@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +13,8 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.value_checks import check_values
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.draft_setup import load_draft
-from jaxis.engine.execution.block_programs import LoadKey, SaveKey
-from jaxis.engine.execution.draft_program import DraftKey
-from jaxis.engine.execution.handover import Handover
+from jaxis.engine.execution.pipeline import Handover
 from jaxis.engine.execution.programs import enable_disk_cache
-from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
 from jaxis.engine.fingerprint import arguments_digest, checkpoint_digest
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.settings import make_vllm_config
@@ -29,8 +25,7 @@ from jaxis.loading.hub import resolve_model
 from jaxis.loading.open_checkpoint import ConfigValues, read_config_values
 from jaxis.models.model_loader import load_model
 from jaxis.parallel import distributed
-from jaxis.parallel.heads import check_heads
-from jaxis.parallel.mesh import make_stage_meshes
+from jaxis.parallel.mesh import check_heads, make_stage_meshes
 from jaxis.parallel.stages import own_stages
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "tiny"
@@ -90,15 +85,7 @@ class OpenedModel:
                 models.append(load_model(vllm_config, meshes[stage.index], on_progress, stage=stage))
         if (speculative := vllm_config.speculative_config) is not None and speculative.model is not None:
             load_draft(args, speculative, vllm_config, models[0], meshes[0], progress)
-
-        def on_compile(key: Hashable) -> AbstractContextManager[None]:
-            if isinstance(key, ForwardKey | GreedyStepKey):
-                return progress.compiling(f"a step of {key.shape.num_tokens} tokens")
-            if isinstance(key, SaveKey | LoadKey):
-                return progress.compiling("a copy of blocks")
-            return progress.compiling("drafts" if isinstance(key, DraftKey) else "the sampler")
-
-        return LoadedModel(vllm_config, meshes, models, on_compile)
+        return LoadedModel(vllm_config, meshes, models)
 
 
 def open_model(args: EngineArgs) -> OpenedModel:

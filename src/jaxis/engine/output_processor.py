@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
-from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.engine.scheduling.sequence import Sequence
 from jaxis.errors import JaxisError
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
@@ -15,7 +14,7 @@ from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer.detokenizer import IncrementalDetokenizer
 
 if TYPE_CHECKING:
-    from jaxis.engine.execution.sampler import TokenLogprobs
+    from jaxis.engine.execution.token_logprobs import TokenLogprobs
     from jaxis.tokenizer import Tokenizer
 
 

@@ -1,8 +1,9 @@
-"""Makes requests: checks a prompt and its parameters, and creates a sequence for each completion."""
+"""The requests that an engine has not answered yet."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from collections.abc import Sequence as AbstractSequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from jaxis.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from jaxis.engine.grammar.delayed_grammar import Grammar
     from jaxis.tokenizer import Tokenizer
+
 
 # Of a prediction, for each token of the longest sequence: more are not read.
 MAX_PREDICTION_CHARACTERS = 8
@@ -90,7 +92,7 @@ class RequestFactory:
             return
         for name, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
             if texts:
-                raise RequestError(f"{name} needs a tokenizer, and the checkpoint has none: use token ids instead")
+                raise RequestError("needs a tokenizer, and the checkpoint has none: use token ids instead", param=name)
 
     def _completion(
         self,
@@ -144,3 +146,58 @@ class RequestFactory:
         else:
             token_ids = params.prediction
         return [token_id for token_id in token_ids if token_id < self._vocab_size][: self._max_model_len]
+
+
+# The requests that an engine has not answered yet.
+
+
+class UnfinishedRequests:
+    """Unfinished requests by id, and their unfinished completions by the sequences that the scheduler knows.
+
+    Attributes:
+      sampling: How the tokens of each unfinished sequence are sampled.
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Request] = {}
+        self._completions: dict[SequenceId, CompletionState] = {}
+        self.sampling: dict[SequenceId, SequenceSampling] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
+
+    def add(self, request: Request) -> None:
+        """Adds a request with all its completions."""
+        for completion in request.completions:
+            self._completions[completion.sequence.seq_id] = completion
+            self.sampling[completion.sequence.seq_id] = completion.sampling
+        self._requests[request.request_id] = request
+
+    def pop(self, request_id: str) -> Request | None:
+        """Removes a request, but not its completions; None if there is no such one."""
+        return self._requests.pop(request_id, None)
+
+    def completion(self, sequence: Sequence) -> CompletionState:
+        """The completion of an unfinished sequence."""
+        return self._completions[sequence.seq_id]
+
+    def has(self, sequence: Sequence) -> bool:
+        """Whether a sequence is unfinished; another one may have its id by now."""
+        completion = self._completions.get(sequence.seq_id)
+        return completion is not None and completion.sequence is sequence
+
+    def end(self, completion: CompletionState) -> None:
+        """Removes a completion that gets no more tokens."""
+        self._completions.pop(completion.sequence.seq_id, None)
+        self.sampling.pop(completion.sequence.seq_id, None)
+
+    def needs_newest_token(self, sequence: Sequence) -> bool:
+        """Whether the sampling of a sequence's next token depends on its newest one."""
+        sampling = self.sampling.get(sequence.seq_id)
+        return sampling is not None and sampling.needs_newest_token

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxis.config import CacheConfig, LoadConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
-from jaxis.config.context_length import DEFAULT_CONTEXT_LENGTH, trained_context_length
-from jaxis.config.dtype import checkpoint_dtype
+from jaxis.config.checkpoint_values import DEFAULT_CONTEXT_LENGTH, checkpoint_dtype, trained_context_length
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.config.rope_config import rope_config
@@ -68,7 +67,6 @@ def make_vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform
         ),
         load_config=LoadConfig(args.load_format, prediction_layer=predicts),
         quant_config=make_quant_config(args, path, hf_config, quantization),
-        kv_events_config=args.kv_events,
         speculative_config=speculative,
     )
 

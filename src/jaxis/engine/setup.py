@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 import jax
 
 from jaxis.config import VllmConfig
-from jaxis.config.context_length import trained_context_length
+from jaxis.config.checkpoint_values import trained_context_length
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.connector_setup import make_connector
 from jaxis.engine.draft_setup import read_draft_config
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.execution.executor import Executor
-from jaxis.engine.execution.kv_cache import plan_kv_caches
-from jaxis.engine.execution.pipeline_executor import PipelineExecutor
-from jaxis.engine.fingerprint import blocks_fingerprint, engine_fingerprint
+from jaxis.engine.execution.programs import Programs
+from jaxis.engine.fingerprint import engine_fingerprint
 from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, sampling_defaults
+from jaxis.engine.hosts.group import NO_OTHER_HOSTS, HostGroup
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, plan_memory
 from jaxis.engine.opened_model import facts_of_model, open_model
 from jaxis.engine.settings import check_quant_method, make_vllm_config
-from jaxis.engine.store_setup import make_peers, make_store
 from jaxis.errors import ConfigError
 from jaxis.host.extras import check_extra
 from jaxis.host.progress import ProgressDisplay
@@ -50,11 +50,13 @@ class BuiltEngine:
       engine: The engine.
       default_sampling_params: What its checkpoint recommends.
       fingerprint: See `engine_fingerprint`.
+      hosts: The other hosts that run its model.
     """
 
     engine: LLMEngine
     default_sampling_params: SamplingParams
     fingerprint: str
+    hosts: HostGroup = NO_OTHER_HOSTS
 
 
 @headers_read_once()
@@ -122,41 +124,30 @@ def _build_engine(
             args = plan.apply(args)
     loaded = opened.load(args, meshes, progress)
     _note_config(opened.config, hf_config, path, progress)
-    executor = _executor(args, loaded, followers)
+    executor = loaded.executor() if followers is None else _leading_executor(args, loaded, followers)
     fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
-    block_size = loaded.vllm_config.cache_config.block_size
-    store, peers = make_store(args, executor.whole_plan, block_size, fingerprint), None
-    if args.kv_transfer is not None and store is not None:
-        blocks = blocks_fingerprint(path, args, loaded.vllm_config.model_config.max_model_len)
-        peers = make_peers(args.kv_transfer, store, executor.whole_plan, block_size, blocks)
+    programs = Programs(executor, progress.compiling)
     engine = LLMEngine(
         loaded.vllm_config,
-        executor,
+        programs,
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids_of(generation, hf_config, tokenizer) | end_of_turn(args, tokenizer, progress),
-        store=store,
-        peers=peers,
+        connector=make_connector(args, programs, loaded.vllm_config, path, fingerprint),
     )
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
     engine.runner.precompile(1, greedy=default_sampling_params.greedy)
-    return BuiltEngine(engine, default_sampling_params, fingerprint)
+    return BuiltEngine(engine, default_sampling_params, fingerprint, followers or NO_OTHER_HOSTS)
 
 
-def _executor(args: EngineArgs, loaded: LoadedModel, followers: Followers | None) -> Executor:
-    config, on_compile = loaded.vllm_config, loaded.on_compile
-    if followers is not None:
-        from jaxis.engine.hosts import messages
-        from jaxis.engine.hosts.leading_executor import LeadingExecutor
+def _leading_executor(args: EngineArgs, loaded: LoadedModel, followers: Followers) -> Executor:
+    from jaxis.engine.hosts import messages
+    from jaxis.engine.hosts.leading_executor import LeadingExecutor
 
-        least = followers.least_cache_bytes(loaded.most_cache_bytes)
-        memory = args.kv_cache_memory_bytes or least
-        followers.send(messages.Allocate(memory))
-        followers.watch()
-        return LeadingExecutor(config, loaded.parts(memory), loaded.meshes, on_compile=on_compile, followers=followers)
-    if len(loaded.meshes) > 1:
-        return PipelineExecutor(config, loaded.parts(None), loaded.meshes, on_compile=on_compile)
-    [model], [mesh] = loaded.models, loaded.meshes
-    return Executor(config, model, mesh, plan_kv_caches(model, config, mesh), on_compile=on_compile)
+    least = followers.least_cache_bytes(loaded.most_cache_bytes)
+    memory = args.kv_cache_memory_bytes or least
+    followers.send(messages.AllocateCaches(memory))
+    followers.watch()
+    return LeadingExecutor(loaded.executor(memory), followers)
 
 
 def _check_ranks_share(args: EngineArgs) -> None:

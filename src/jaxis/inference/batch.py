@@ -129,7 +129,7 @@ class _Batch:
         try:
             prompt, params, grammar = self._prepare(row)
             with interrupt_deferred():
-                self._engine.fetch_blocks(prompt.token_ids, prompt.cache_salt, params)
+                self._engine.connector.fetch(prompt.token_ids, prompt.cache_salt, params)
                 request = self._engine.add_request(
                     f"row-{row.index}",
                     prompt.token_ids,

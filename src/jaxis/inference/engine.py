@@ -12,15 +12,14 @@ from typing import Any, BinaryIO
 from jaxis.engine.grammar.delayed_grammar import Grammar
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
-from jaxis.inference.answer_parsing import parse_answer
 from jaxis.inference.batch import RowFailure
 from jaxis.inference.conversation import Conversation, Message, Role
 from jaxis.inference.generation_params import GenerationParams, to_sampling_params
-from jaxis.inference.inference_config import InferenceConfig
+from jaxis.inference.inference_config import InferenceConfig, template_arguments
 from jaxis.inference.journal import dump_line, run_key
 from jaxis.inference.model_params import ModelParams, to_llm_arguments
-from jaxis.inference.oumi_objects import OumiConversation, OumiParams
-from jaxis.inference.output import ConversationFile
+from jaxis.inference.output import ConversationFile, parse_answer
+from jaxis.inference.parameter_group import OumiConversation, OumiParams
 from jaxis.inference.run import (
     MemorySink,
     RunSummary,
@@ -32,7 +31,6 @@ from jaxis.inference.run import (
     with_row_seed,
 )
 from jaxis.inference.source import JSONLSource, ListSource, Row, RowSource
-from jaxis.inference.template_arguments import template_arguments
 from jaxis.llm import LLM
 from jaxis.outputs import RequestOutput
 from jaxis.parsing.model_parsers import AUTO, NONE, ModelParsers

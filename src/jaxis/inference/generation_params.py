@@ -11,6 +11,15 @@ from jaxis.inference.parameter_group import ParameterGroup, plain_value
 from jaxis.sampling_params import SamplingParams
 from jaxis.structured_outputs import StructuredOutputs
 
+# Parameters that are fields of another name here.
+_FIELDS = {
+    "max_tokens": "max_new_tokens",
+    "stop": "stop_strings",
+    "structured_outputs.json_schema": "guided_decoding.json",
+    "structured_outputs.regex": "guided_decoding.regex",
+    "structured_outputs.choice": "guided_decoding.choice",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class GuidedDecodingParams(ParameterGroup):
@@ -138,12 +147,9 @@ def to_sampling_params(params: GenerationParams) -> SamplingParams:
     """How each row is sampled.
 
     Raises:
-      RequestError: A value is out of range.
+      ConfigError: A value is out of range.
     """
-    more: dict[str, Any] = {}
-    if params.guided_decoding is not None:
-        more["structured_outputs"] = _structured_outputs(params.guided_decoding)
-    renamed = {"max_tokens": "max_new_tokens", "stop": "stop_strings"}
+    guided = params.guided_decoding
     try:
         return SamplingParams(
             max_tokens=_integer("max_new_tokens", params.max_new_tokens),
@@ -157,14 +163,11 @@ def to_sampling_params(params: GenerationParams) -> SamplingParams:
             presence_penalty=params.presence_penalty,
             logit_bias=to_logit_bias(params.logit_bias) if params.logit_bias else None,
             skip_special_tokens=params.skip_special_tokens,
-            **more,
+            structured_outputs=None if guided is None else _structured_outputs(guided),
         )
     except RequestError as error:
-        message = str(error)
-        name = next((name for name in renamed if message.startswith((f"{name}=", f"{name} "))), None)
-        if name is not None:
-            message = renamed[name] + message.removeprefix(name)
-        raise ConfigError(f"generation.{message}") from None
+        param = error.param or ""
+        raise ConfigError(str(error.about(f"generation.{_FIELDS.get(param, param)}"))) from None
 
 
 def to_logit_bias(bias: dict[Any, float]) -> dict[int, float]:
@@ -176,19 +179,13 @@ def to_logit_bias(bias: dict[Any, float]) -> dict[int, float]:
     try:
         return {int(token_id): value for token_id, value in bias.items()}
     except (TypeError, ValueError, AttributeError):
-        raise RequestError(f"logit_bias={bias!r} must map token ids to numbers") from None
+        raise RequestError(f"={bias!r} must map token ids to numbers", param="logit_bias") from None
 
 
 def _structured_outputs(guided: GuidedDecodingParams) -> StructuredOutputs | None:
     given = {"json_schema": guided.json, "regex": guided.regex, "choice": guided.choice}
     given = {name: value for name, value in given.items() if value is not None}
-    if not given:
-        return None
-    try:
-        return StructuredOutputs(**given)
-    except RequestError as error:
-        message = str(error).replace("structured_outputs.json_schema", "structured_outputs.json")
-        raise ConfigError(message.replace("structured_outputs", "generation.guided_decoding")) from None
+    return StructuredOutputs(**given) if given else None
 
 
 def _integer(name: str, value: object) -> int:

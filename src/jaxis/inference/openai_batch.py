@@ -5,8 +5,8 @@ The server's own code reads the bodies and writes the answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
@@ -21,15 +21,18 @@ from jaxis.outputs import RequestOutput
 from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
-from jaxis.server.endpoints.chat import ChatCompletion
-from jaxis.server.endpoints.completions import TextCompletion
-from jaxis.server.endpoints.ignored_fields import IgnoredFields
-from jaxis.server.endpoints.responses import ResponseRun
-from jaxis.server.endpoints.served_model import ServedModel
-from jaxis.server.http.errors import ModelNotFoundError, api_error
-from jaxis.server.protocol.chat import ChatCompletionRequest
-from jaxis.server.protocol.completions import CompletionRequest
-from jaxis.server.protocol.responses import ResponseRequest
+from jaxis.server.generation.job import GenerationJob
+from jaxis.server.generation.respond import AnswerWriter
+from jaxis.server.generation.served_model import ServedModel
+from jaxis.server.http.errors import OPENAI_ERRORS, ErrorDialect, ModelNotFoundError, api_error
+from jaxis.server.http.ignored_fields import IgnoredFields
+from jaxis.server.openai.chat_answer import ChatAnswer
+from jaxis.server.openai.chat_job import chat_job
+from jaxis.server.openai.chat_schema import ChatCompletionRequest
+from jaxis.server.openai.completions import CompletionAnswer, CompletionRequest, completion_job
+from jaxis.server.openai.response_answer import ResponseAnswer
+from jaxis.server.openai.response_job import RESPONSE_ERRORS, response_job
+from jaxis.server.openai.response_schema import ResponseRequest
 
 RequestModel = TypeVar("RequestModel", bound=BaseModel)
 
@@ -38,10 +41,22 @@ CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 RESPONSES_URL = "/v1/responses"
 _LINE_KEYS = {CUSTOM_ID, "method", "url", "body"}
-_ENDPOINTS: dict[str, tuple[Any, Any, str]] = {
-    CHAT_URL: (ChatCompletionRequest, ChatCompletion, "chatcmpl"),
-    COMPLETIONS_URL: (CompletionRequest, TextCompletion, "cmpl"),
-    RESPONSES_URL: (ResponseRequest, ResponseRun, "resp"),
+
+
+class _Endpoint(NamedTuple):
+    """How the requests of a URL are read, and answered."""
+
+    request_model: type[Any]
+    id_prefix: str
+    job: Callable[[Any, ServedModel, str], GenerationJob]
+    writer: Callable[[Any, GenerationJob], AnswerWriter]
+    errors: ErrorDialect = OPENAI_ERRORS
+
+
+_ENDPOINTS = {
+    CHAT_URL: _Endpoint(ChatCompletionRequest, "chatcmpl", chat_job, ChatAnswer),
+    COMPLETIONS_URL: _Endpoint(CompletionRequest, "cmpl", completion_job, CompletionAnswer),
+    RESPONSES_URL: _Endpoint(ResponseRequest, "resp", response_job, ResponseAnswer, RESPONSE_ERRORS),
 }
 
 
@@ -78,17 +93,22 @@ class BatchTask:
         self._ignored_fields = IgnoredFields()
 
     def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams, Grammar | None]:
-        job = self._work(row).job
-        if job.num_prompts > 1:
-            raise RequestError(f"prompt holds {job.num_prompts} prompts: give each a line of its own in a batch")
-        [prompt] = job.preprocess()
-        grammar = job.compile_grammar(prompt) if job.compile_grammar else None
-        return prompt, with_row_seed(job.params, self._key, row), grammar
+        endpoint, request = self._request(row)
+        try:
+            job = self._job(row, endpoint, request)
+            if job.prompts.num_prompts > 1:
+                raise RequestError(
+                    f"holds {job.prompts.num_prompts} prompts: give each a line of its own in a batch", param="prompt"
+                )
+            [prompt] = job.tokenize()
+            return prompt, with_row_seed(job.params, self._key, row), job.compile_grammar(prompt)
+        except RequestError as error:
+            raise endpoint.errors.own(error) from None
 
     def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:
-        work = self._work(row)
-        response = work.response([output]) if isinstance(work, TextCompletion) else work.response(output)
-        return _line(row, 200, response.model_dump(mode="json"), None)
+        endpoint, request = self._request(row)
+        writer = endpoint.writer(request, self._job(row, endpoint, request))
+        return _line(row, 200, writer.whole([output]).model_dump(mode="json"), None)
 
     def failure(self, row: Row, failure: RowFailure) -> dict[str, Any]:
         kind = "server_error" if failure.retryable or failure.type == "EngineError" else "invalid_request_error"
@@ -96,8 +116,8 @@ class BatchTask:
         status = 500 if kind == "server_error" else 400
         return _line(row, status, {"error": error}, {"code": kind, "message": failure.message})
 
-    def _work(self, row: Row) -> ChatCompletion | TextCompletion | ResponseRun:
-        """The row's request, checked."""
+    def _request(self, row: Row) -> tuple[_Endpoint, Any]:
+        """The row's request, and what reads and answers it."""
         line = row.value
         if unknown := sorted(set(line) - _LINE_KEYS):
             raise RequestError(f"the row has the unknown key {unknown[0]!r}; known: {', '.join(sorted(_LINE_KEYS))}")
@@ -108,15 +128,18 @@ class BatchTask:
         url = line.get("url")
         if not isinstance(url, str) or url not in _ENDPOINTS:
             raise RequestError(f"url={url!r} must be one of {', '.join(_ENDPOINTS)}")
-        request_model, work, prefix = _ENDPOINTS[url]
-        request = _read(request_model, line["body"])
+        endpoint = _ENDPOINTS[url]
+        request = _read(endpoint.request_model, line["body"])
         self._ignored_fields.check(request)
         if request.stream:
             raise RequestError("stream=true is not supported in a batch: leave it out")
         if request.priority:
             raise RequestError("priority is not supported in a batch, which runs in its order: leave it out")
+        return endpoint, request
+
+    def _job(self, row: Row, endpoint: _Endpoint, request: Any) -> GenerationJob:
         try:
-            return work(request, self._model, f"{prefix}-{row.id}")
+            return endpoint.job(request, self._model, f"{endpoint.id_prefix}-{row.id}")
         except ModelNotFoundError as error:
             raise RequestError(f"{error}; give it another name with --served-model-name, or leave it out") from None
 

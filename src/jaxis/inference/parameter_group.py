@@ -6,10 +6,37 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Protocol, Self, runtime_checkable
 
 from jaxis.errors import ConfigError
-from jaxis.inference.oumi_objects import PydanticObject
+
+# Protocols of Oumi's own objects, which are accepted without importing Oumi.
+
+
+class OumiParams(Protocol):
+    """A group of parameters: a dataclass whose fields have the names that ours have."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+
+@runtime_checkable
+class PydanticObject(Protocol):
+    """Any pydantic object."""
+
+    def model_dump(self, *, mode: str, exclude_none: bool) -> Any:
+        """The object as plain values."""
+        ...
+
+
+@runtime_checkable
+class OumiConversation(PydanticObject, Protocol):
+    """A conversation: a pydantic object that can be rebuilt."""
+
+    @classmethod
+    def model_validate(cls, obj: dict[str, Any], /) -> Self:
+        """Builds an object from plain values."""
+        ...
+
 
 _MISSING = "???"  # what Oumi's objects hold for fields that were not given
 

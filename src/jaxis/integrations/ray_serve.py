@@ -24,9 +24,9 @@ from jaxis.errors import EngineError
 from jaxis.integrations.ray_arguments import ServeArguments
 from jaxis.integrations.ray_hosts import ReplicaHosts
 from jaxis.integrations.ray_replicas import use_reserved_cpus
+from jaxis.server.app import create_app
 from jaxis.server.config import ServerConfig
-from jaxis.server.http.app import create_app
-from jaxis.server.http.run import allow_many_connections
+from jaxis.server.run import allow_many_connections
 
 
 class JaxisServer:

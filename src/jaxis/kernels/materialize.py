@@ -1,8 +1,11 @@
-"""Prevents XLA from skipping the rounding of intermediate values."""
+"""Elementwise functions whose last bits do not depend on how many rows are computed together."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
+import jax.numpy as jnp
 
 from jaxis.kernels import native
 
@@ -21,3 +24,32 @@ def _kernel(x: jax.Array) -> jax.Array:
 
 
 _materialize = native.transformable(_kernel, lambda x: x)
+
+
+# Elementwise functions whose last bits do not depend on how many rows are computed together.
+
+
+# float32 in the widest vector register there is.
+_LANES = 16
+
+
+def in_whole_vectors(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Applies an elementwise function, such as an exponential or a logarithm.
+
+    XLA on CPU computes those elements of an array that fill a vector register with other instructions than the few that
+    are left over, and rounds them otherwise: the same row would get other last bits among others than alone. Where
+    native kernels promise that it does not, rows are padded to whole registers.
+
+    Args:
+      function: Takes and returns an array of any shape.
+      x: float32 [..., N].
+
+    Returns:
+      function(x), float32 [..., N].
+    """
+    if not native.usable():
+        return function(x)
+    size = x.shape[-1]
+    padding = [(0, 0)] * (x.ndim - 1) + [(0, -size % _LANES)]
+    padded = jnp.pad(x, padding, constant_values=0.5)  # of which every function here has a value
+    return materialize(function(materialize(padded)))[..., :size]

@@ -1,8 +1,10 @@
-"""Which platform a program is traced for, and what it can do."""
+"""Keeps the operands of a TPU kernel where they are."""
 
 from __future__ import annotations
 
 import jax
+from jax.core import Tracer
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType
 
 AMPERE = 8  # the major number of its compute capability
@@ -37,3 +39,18 @@ def supports_triton() -> bool:
         return True  # A program for a GPU that is not there; the compilers that describe one know none older.
     major = str(getattr(device, "compute_capability", "")).partition(".")[0]
     return major.isdigit() and int(major) >= AMPERE  # AMD's are names, such as gfx942
+
+
+# Keeps the operands of a TPU kernel where they are.
+
+
+def in_hbm(operand: jax.Array) -> jax.Array:
+    """The operand of a Pallas kernel, to be read from HBM in the blocks that the kernel asks for.
+
+    Without it, XLA may fetch a whole operand into VMEM before the kernel begins, if it fits there: all experts of a
+    stack for a step that hits few of them, or a cache, which it then also writes back.
+    """
+    # Interpreters do not know memories, and the constraint exists in traced programs only.
+    if target_platform() != "tpu" or not isinstance(operand, Tracer):
+        return operand
+    return pltpu.with_memory_space_constraint(operand, pltpu.HBM)

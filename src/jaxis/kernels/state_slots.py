@@ -1,13 +1,10 @@
-"""Which slots of a state cache the requests of a step read and write, for layers with a recurrent state.
-
-A state cache is an array [num_slots, ...]. A request's state is whole in one slot, and reading and writing are
-separate: a slot that must not change any more is read by one request or by many, while each of them writes to a slot of
-its own.
-"""
+"""A recurrence over the tokens of a flat batch, token by token: the definition of the layers with a recurrent state."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -86,3 +83,39 @@ def load_slots(state: jax.Array, slot: jax.Array) -> jax.Array:
 def store_slots(state: jax.Array, slot: jax.Array, values: jax.Array) -> jax.Array:
     """The state cache [num_slots, *rest] with `values` [..., *rest] in the slots i32 [...]; nothing for slot -1."""
     return state.at[jnp.where(slot >= 0, slot, state.shape[0])].set(values.astype(state.dtype), mode="drop")
+
+
+# A recurrence over the tokens of a flat batch, token by token: the definition of the layers with a recurrent state.
+
+
+def scan_tokens(
+    step: Callable[[jax.Array, Any], tuple[jax.Array, jax.Array]],
+    state: jax.Array | None,
+    shape: tuple[int, ...],
+    tokens: TokenSlots,
+    inputs: Any,
+) -> tuple[jax.Array | None, jax.Array]:
+    """Runs `step` over the tokens, from each request's state.
+
+    Args:
+      step: From a state and one token's inputs to the state after the token and its output.
+      state: [num_slots, *shape]; None: requests begin with zeros, and their states are dropped.
+      shape: Of one state.
+      tokens: What the T tokens read and write.
+      inputs: A pytree of arrays [T, ...].
+
+    Returns:
+      The updated state (None without one), and the outputs [T, ...], zeros for padding.
+    """
+
+    def body(carry: tuple[jax.Array, jax.Array | None], token: tuple[TokenSlots, Any]) -> tuple[Any, jax.Array]:
+        running, state = carry
+        slots, inputs = token
+        first = jnp.zeros(shape, jnp.float32) if state is None else load_slots(state, slots.read).astype(jnp.float32)
+        running, out = step(jnp.where(slots.is_first, first, running), inputs)
+        if state is not None:
+            state = store_slots(store_slots(state, slots.write, running), slots.keep, running)
+        return (running, state), jnp.where(slots.valid, out, 0)
+
+    (_, state), out = jax.lax.scan(body, (jnp.zeros(shape, jnp.float32), state), (tokens, inputs))
+    return state, out

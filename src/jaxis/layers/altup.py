@@ -1,21 +1,91 @@
-"""Alternating updates: several hidden states of a token, of which a layer computes one (arXiv:2301.13310, Gemma 3n)."""
+"""What only Gemma 3n has: AltUp, LAuReL, and MLPs whose gates are sparse."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxis.kernels.materialize import materialize
+from jaxis.kernels.materialize import in_whole_vectors, materialize
 from jaxis.kernels.row_moments import row_moments
-from jaxis.kernels.whole_vectors import in_whole_vectors
+from jaxis.layers.glu import GLU
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope, never_quantized
+
+# The learned augmented residual layer of a low rank (arXiv:2411.07501).
+
+
+class Laurel(JaxModule):
+    """`x + norm(linear_right(linear_left(x)))`.
+
+    Args:
+      scope: The block's scope.
+      rank: The features between the two projections.
+    """
+
+    def __init__(self, scope: LayerScope, rank: int) -> None:
+        size: int = scope.config["hidden_size"]
+        self.linear_left = linear(scope / "linear_left", size, rank, axes=(None, "embed"))
+        self.linear_right = linear(scope / "linear_right", rank, size, axes=("embed", None))
+        self.post_laurel_norm = rms_norm(scope)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [T, E] -> [T, E]."""
+        return x + self.post_laurel_norm(self.linear_right(self.linear_left(x)))
+
+
+# Sparse activations: only those far above the mean of their token pass (Gemma 3n).
+
+
+@dataclass(frozen=True)
+class GaussianTopK:
+    """`max(x - cutoff, 0)`, where the cutoff is the quantile `sparsity` of a normal distribution with x's moments.
+
+    Attributes:
+      sparsity: The share of a token's features that become 0 if they are normally distributed; from 0 to 1, exclusive.
+    """
+
+    sparsity: float
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [..., F] -> the same shape and type."""
+        mean, variance = row_moments(x)
+        deviations = statistics.NormalDist().inv_cdf(self.sparsity)
+        # Rounded, so that no product is fused with the sum.
+        cutoff = mean + materialize(jnp.sqrt(variance) * deviations)
+        return jax.nn.relu(x.astype(jnp.float32) - cutoff).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class SparseGLU(GLU):
+    """`activation(top_k(gate)) * up`.
+
+    Attributes:
+      top_k: What passes of the gate.
+    """
+
+    top_k: GaussianTopK
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """gate, up [..., F] -> [..., F]."""
+        return super().__call__(self.top_k(gate), up)
+
+    @property
+    def kernel_arguments(self) -> Mapping[str, Any] | None:
+        """See `GatedUnit`."""
+        return None
+
+
+# Alternating updates: several hidden states of a token, of which a layer computes one (arXiv:2301.13310, Gemma 3n).
+
 
 _LEAST_MEAN_SQUARE = 1e-5
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.kernels.ragged_paged_attention import kv_head_axis, num_cached_heads, ragged_paged_attention
+from jaxis.kernels.paged_cache import PagedCache
+from jaxis.kernels.ragged_paged_attention import ragged_paged_attention
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.rms_norm import rms_norm
 from jaxis.kernels.rotary_embedding import HeadNorms
@@ -169,14 +170,14 @@ def _dense_attention(
 
 
 def _sharded_paged_attention(
-    kv_cache: jax.Array,
+    kv_cache: PagedCache,
     q: jax.Array,
     k: jax.Array | None,
     v: jax.Array | None,
     metadata: AttentionMetadata,
     options: _Options,
     sinks: jax.Array | None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[PagedCache, jax.Array]:
     """The paged kernel on each device's own heads.
 
     With fewer kv heads than devices, the cache repeats each head for every device that needs it, so that each device
@@ -194,12 +195,12 @@ def _sharded_paged_attention(
     if mesh.empty or mesh.shape["model"] == 1:
         return kernel(q, k, v, kv_cache, *operands, sinks=sinks)
 
-    copies = 1 if k is None else num_cached_heads(kv_cache) // k.shape[1]
+    copies = 1 if k is None else kv_cache.layout.num_heads // k.shape[1]
     if k is not None and v is not None and copies > 1:
         k, v = jnp.repeat(k, copies, axis=1), jnp.repeat(v, copies, axis=1)
     heads = PartitionSpec(None, "model", None)
-    head_axis = kv_head_axis(kv_cache.dtype) % kv_cache.ndim
-    cache_heads = PartitionSpec(*("model" if axis == head_axis else None for axis in range(kv_cache.ndim)))
+    head_axis = kv_cache.layout.head_axis
+    cache_heads = PartitionSpec(*("model" if axis == head_axis else None for axis in range(kv_cache.array.ndim)))
     return on_each_device(
         lambda sinks, *operands: kernel(*operands, sinks=sinks),
         (PartitionSpec("model"), heads, heads, heads, cache_heads, *([PartitionSpec()] * len(operands))),

@@ -1,24 +1,23 @@
 """Decoder layers that differ in where their norms are. A family supplies the attention and the feed-forward block.
 
-Norms have the names that they have in the reference implementations' checkpoints: `input_layernorm` and so on.
+Norms have the names that they have in most checkpoints: `input_layernorm` and so on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import jax
 
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.kv_cache_spec import HasCache
+from jaxis.layers.kv_cache_spec import HasCache, HasState
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mlp import FeedForward
-from jaxis.layers.module import JaxModule, NamedByCheckpoint
+from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import Norm
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
-from jaxis.layers.state_cache_spec import HasState
 
 LayerCache = Any
 """A layer's cache as its spec has it, a tuple of several, or another's that it shares; without caches, what
@@ -46,21 +45,8 @@ class PreNormDecoderLayer(JaxModule):
       self_attn, mlp: The two blocks.
       make_norm: Creates each norm from a scope; the default is an RMS norm with config.json's `rms_norm_eps`.
       residual_multiplier: Multiplies each block's output before it is added to x.
-      mixer_name: What the checkpoint calls `self_attn`, where layers differ in that.
-
-    Attributes:
-      mixer: The block of that name.
-      input_norm_name, feed_forward_norm_name, feed_forward_name: What the checkpoint calls the norms and `mlp`.
-      input_norm, feed_forward_norm, feed_forward: The modules of those names.
+      mixer_name: The name of the first block, where it is not `self_attn`.
     """
-
-    mixer = NamedByCheckpoint[SelfAttention]("_mixer_name")
-    input_norm_name: ClassVar[str] = "input_layernorm"
-    feed_forward_norm_name: ClassVar[str] = "post_attention_layernorm"
-    feed_forward_name: str = "mlp"
-    input_norm = NamedByCheckpoint[Norm]("input_norm_name")
-    feed_forward_norm = NamedByCheckpoint[Norm]("feed_forward_norm_name")
-    feed_forward = NamedByCheckpoint[FeedForward]("feed_forward_name")
 
     def __init__(
         self,
@@ -73,17 +59,22 @@ class PreNormDecoderLayer(JaxModule):
         mixer_name: str = "self_attn",
     ) -> None:
         self.residual_multiplier = residual_multiplier
-        setattr(self, self.input_norm_name, make_norm(scope))
+        self.input_layernorm = make_norm(scope)
         self._mixer_name = mixer_name
         setattr(self, mixer_name, self_attn)
-        setattr(self, self.feed_forward_norm_name, make_norm(scope))
-        setattr(self, self.feed_forward_name, mlp)
+        self.post_attention_layernorm = make_norm(scope)
+        self.mlp = mlp
+
+    @property
+    def mixer(self) -> Any:
+        """The first block, a `SelfAttention`."""
+        return getattr(self, self._mixer_name)
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
         """x [T, E] -> the updated cache (None without one) and [T, E]."""
-        kv_cache, attended = self.mixer(kv_cache, self.input_norm(x), metadata)
+        kv_cache, attended = self.mixer(kv_cache, self.input_layernorm(x), metadata)
         x = x + scaled(attended, self.residual_multiplier)
-        return kv_cache, x + scaled(self.feed_forward(self.feed_forward_norm(x)), self.residual_multiplier)
+        return kv_cache, x + scaled(self.mlp(self.post_attention_layernorm(x), metadata), self.residual_multiplier)
 
 
 class PostNormDecoderLayer(JaxModule):
@@ -104,7 +95,7 @@ class PostNormDecoderLayer(JaxModule):
         """x [T, E] -> the updated cache (None without one) and [T, E]."""
         kv_cache, attended = self.self_attn(kv_cache, x, metadata)
         x = x + self.post_attention_layernorm(attended)
-        return kv_cache, x + self.post_feedforward_layernorm(self.mlp(x))
+        return kv_cache, x + self.post_feedforward_layernorm(self.mlp(x, metadata))
 
 
 class SandwichNormDecoderLayer(JaxModule):
@@ -112,17 +103,9 @@ class SandwichNormDecoderLayer(JaxModule):
     `x = x + norm(mlp(norm(x)))`
 
     Args:
-      scope, self_attn, mlp, make_norm: See `PreNormDecoderLayer`.
+      scope, self_attn, mlp, make_norm, mixer_name: See `PreNormDecoderLayer`.
       make_post_norm: Creates the norms after the blocks; None means `make_norm`.
-
-    Attributes:
-      pre_norm_name, post_norm_name: What the checkpoint calls the norms before and after `mlp`.
     """
-
-    pre_norm_name: ClassVar[str] = "pre_feedforward_layernorm"
-    post_norm_name: ClassVar[str] = "post_feedforward_layernorm"
-    pre_norm = NamedByCheckpoint[Norm]("pre_norm_name")
-    post_norm = NamedByCheckpoint[Norm]("post_norm_name")
 
     def __init__(
         self,
@@ -132,20 +115,28 @@ class SandwichNormDecoderLayer(JaxModule):
         mlp: FeedForward,
         make_norm: Callable[[LayerScope], Norm] = rms_norm,
         make_post_norm: Callable[[LayerScope], Norm] | None = None,
+        mixer_name: str = "self_attn",
     ) -> None:
         make_post_norm = make_post_norm or make_norm
-        self.self_attn = self_attn
+        self._mixer_name = mixer_name
+        setattr(self, mixer_name, self_attn)
         self.mlp = mlp
         self.input_layernorm = make_norm(scope)
         self.post_attention_layernorm = make_post_norm(scope)
-        setattr(self, self.pre_norm_name, make_norm(scope))
-        setattr(self, self.post_norm_name, make_post_norm(scope))
+        self.pre_feedforward_layernorm = make_norm(scope)
+        self.post_feedforward_layernorm = make_post_norm(scope)
+
+    @property
+    def mixer(self) -> Any:
+        """The first block, a `SelfAttention`."""
+        return getattr(self, self._mixer_name)
 
     def __call__(self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
         """x [T, E] -> the updated cache (None without one) and [T, E]."""
-        kv_cache, attended = self.self_attn(kv_cache, self.input_layernorm(x), metadata)
+        kv_cache, attended = self.mixer(kv_cache, self.input_layernorm(x), metadata)
         x = x + self.post_attention_layernorm(attended)
-        return kv_cache, x + self.post_norm(self.mlp(self.pre_norm(x)))
+        fed = self.mlp(self.pre_feedforward_layernorm(x), metadata)
+        return kv_cache, x + self.post_feedforward_layernorm(fed)
 
 
 class ParallelDecoderLayer(JaxModule):
@@ -172,7 +163,7 @@ class ParallelDecoderLayer(JaxModule):
         """x [T, E] -> the updated cache (None without one) and [T, E]."""
         normalised = self.input_layernorm(x)
         kv_cache, attended = self.self_attn(kv_cache, normalised, metadata)
-        return kv_cache, x + attended + self.mlp(normalised)
+        return kv_cache, x + attended + self.mlp(normalised, metadata)
 
 
 class MixerLayer(JaxModule):
@@ -194,5 +185,5 @@ class MixerLayer(JaxModule):
         if self.has_cache:
             kv_cache, mixed = self.mixer(kv_cache, self.norm(x), metadata)
         else:
-            mixed = self.mixer(self.norm(x))
+            mixed = self.mixer(self.norm(x), metadata)
         return kv_cache, x + mixed

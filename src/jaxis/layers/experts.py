@@ -17,10 +17,10 @@ from jaxis.config.quantization import QuantizationConfig
 from jaxis.errors import CheckpointError
 from jaxis.kernels.host_threads import BackgroundJobs
 from jaxis.kernels.weights import ExpertStacks, GatedUnit, experts
+from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.linear import DEFAULT_INIT
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.partial_weight import WeightLoader, finish_experts, take_expert
-from jaxis.layers.real_tokens import num_real_tokens
 from jaxis.layers.weight_format import InvalidWeightError, WeightSlot
 from jaxis.layers.weight_method import create_weights
 from jaxis.parallel.mesh import SPREAD_EXPERT
@@ -135,12 +135,27 @@ class JaxExperts(JaxModule):
         """See `WeightedLayer`."""
         return self.gated_unit.kernel_arguments is not None
 
-    def __call__(self, x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array) -> jax.Array:
-        """x [T, E], expert_ids i32 [T, k], expert_weights float32 [T, k] -> [T, E]."""
-        num_tokens = num_real_tokens()
-        if self.are_spread and num_tokens is not None and jax.sharding.get_abstract_mesh().size > 1:
+    def __call__(
+        self,
+        x: jax.Array,
+        expert_ids: jax.Array,
+        expert_weights: jax.Array,
+        metadata: AttentionMetadata | None = None,
+    ) -> jax.Array:
+        """Applies each token's experts.
+
+        Args:
+          x: [T, E].
+          expert_ids: i32 [T, k].
+          expert_weights: float32 [T, k].
+          metadata: The step's batch; None if no row is padding.
+
+        Returns:
+          [T, E].
+        """
+        if self.are_spread and metadata is not None and jax.sharding.get_abstract_mesh().size > 1:
             # Padding goes to no expert: it would all go to the same ones, and their devices keep the others waiting.
-            is_real = jnp.arange(len(expert_ids)) < num_tokens
+            is_real = jnp.arange(len(expert_ids)) < metadata.num_tokens
             expert_ids = jnp.where(is_real[:, None], expert_ids, self.num_experts)
         biases = (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias)
         stacks = ExpertStacks(

@@ -12,13 +12,13 @@ from jaxis.errors import ConfigError
 from jaxis.kernels.delta_rule import gated_delta_rule
 from jaxis.kernels.gates import gated
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.causal_conv import CausalConv
 from jaxis.layers.decay_gate import DecayGate
+from jaxis.layers.kv_cache_spec import StateArray, StateCacheSpec
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scope import LayerScope, never_quantized
-from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
+from jaxis.layers.short_conv import CausalConv
 
 _DECAY = DecayGate(per_channel=False)
 _L2_NORM_EPSILON = 1e-6

@@ -17,14 +17,13 @@ from jaxis.layers.attention import apply_rope, attention
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.leaves import linear, rms_norm
-from jaxis.layers.linear import JaxLinear, apply_together
-from jaxis.layers.module import JaxModule, NamedByCheckpoint, calls_are_observed, make_parameter
+from jaxis.layers.linear import apply_together
+from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
 from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm, UnweightedRmsNorm
 from jaxis.layers.output_gate import OutputGate
-from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.row_order import RowOrder, has_movable_rows, put_in_order
-from jaxis.layers.scale import scaled
+from jaxis.layers.scale import QueryScale, scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.uncached import KVCache, is_cache
 from jaxis.layers.weight_loader import place_array
@@ -56,24 +55,18 @@ class GroupedQueryAttention(JaxModule):
       qkv_bias, o_bias: Whether those projections have biases.
       packed_qkv: Whether the checkpoint has one `qkv_proj` [(H + 2 K) D, E] instead of three matrices.
       qk_norm: Creates the norms of queries and keys. True means an RMS norm over each head.
-      qk_norm_names: What the checkpoint calls them; the same name twice is one norm, for both.
       norm_after_rope: Whether they are applied after the rope, not before it.
       query_scale: Multiplies queries by factors that depend on their positions; None for none.
       span: The tokens that a token sees.
       soft_cap: Scores become `soft_cap * tanh(scores / soft_cap)`.
       use_sinks: Whether there is a parameter `sinks` [H], one extra score per head that has no value.
       output_gate: Multiplies the output before `o_proj`; None for no gate.
-      o_proj_name: What the checkpoint calls `o_proj`.
       values_are_keys: Whether there is no `v_proj`: values are `k_proj`'s output, as it is before norm and rope.
       use_v_norm: Whether each head's values get an RMS norm, which has no weight.
 
     Raises:
       ConfigError: config.json's rope is not supported.
     """
-
-    q_norm = NamedByCheckpoint[HeadNorm | None]("q_norm_name")
-    k_norm = NamedByCheckpoint[HeadNorm | None]("k_norm_name")
-    o_proj = NamedByCheckpoint[JaxLinear]("_o_proj_name")
 
     def __init__(
         self,
@@ -94,14 +87,12 @@ class GroupedQueryAttention(JaxModule):
         o_bias: bool = False,
         packed_qkv: bool = False,
         qk_norm: MakeHeadNorm | bool = False,
-        qk_norm_names: tuple[str, str] = ("q_norm", "k_norm"),
         norm_after_rope: bool = False,
         query_scale: QueryScale | None = None,
         span: AttentionSpan = FULL_CONTEXT,
         soft_cap: float | None = None,
         use_sinks: bool = False,
         output_gate: OutputGate | None = None,
-        o_proj_name: str = "o_proj",
         values_are_keys: bool = False,
         use_v_norm: bool = False,
     ) -> None:
@@ -154,12 +145,8 @@ class GroupedQueryAttention(JaxModule):
             gate_proj = linear(scope / output_gate.name, input_size, gate_size, axes=heads)
             setattr(self, output_gate.name, gate_proj)
         o_size = self.num_heads * self.value_dim
-        self._o_proj_name = o_proj_name
-        o_proj = linear(scope / o_proj_name, o_size, hidden_size, axes=("embed", "heads"), use_bias=o_bias)
-        setattr(self, o_proj_name, o_proj)
-        self.q_norm_name, self.k_norm_name = qk_norm_names
-        setattr(self, self.q_norm_name, q_norm)
-        setattr(self, self.k_norm_name, k_norm)
+        self.o_proj = linear(scope / "o_proj", o_size, hidden_size, axes=("embed", "heads"), use_bias=o_bias)
+        self.q_norm, self.k_norm = q_norm, k_norm
         self.v_norm = UnweightedRmsNorm(epsilon=config["rms_norm_eps"]) if use_v_norm else None
         self.norm_after_rope = norm_after_rope
         self.query_scale = query_scale

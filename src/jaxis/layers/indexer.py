@@ -13,7 +13,8 @@ from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.quantization import without_quantization
-from jaxis.kernels.index_selection import index_cache_shape, select_from_whole_sequences, select_tokens
+from jaxis.kernels.index_selection import index_cache_layout, select_from_whole_sequences, select_tokens
+from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.leaves import linear
@@ -37,20 +38,14 @@ class IndexCacheSpec:
       num_heads: Heads of queries that it is multiplied with.
     """
 
-    head_axis_name: ClassVar[str | None] = None
     span: ClassVar[AttentionSpan] = FULL_CONTEXT
 
     head_dim: int
     num_heads: int
 
-    def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
-        """The shape of the cache."""
-        return index_cache_shape(num_blocks, block_size, self.head_dim, dtype)
-
-    def axes(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[str | None, ...]:
-        """The logical name of each axis of a cache of this shape: none, because it is replicated."""
-        del dtype
-        return (None,) * len(shape)
+    def layout(self, block_size: int, dtype: DTypeLike) -> CacheLayout:
+        """The layout of the cache in a program traced under the current mesh."""
+        return index_cache_layout(block_size, self.head_dim, dtype)
 
     def on_devices(self, tensor_parallel_size: int) -> IndexCacheSpec:
         """Returns itself: keys are not sharded."""
@@ -88,7 +83,7 @@ class Indexer(JaxModule):
     """Scores the tokens of a context and selects the best (section 2.1 of the DeepSeek V3.2 report, arXiv:2512.02556).
 
     The score of token s for token t is the sum over heads of `w[t, h] * relu(q[t, h] . k[s])`. The published model also
-    turns queries and keys by a Hadamard matrix, which leaves products as they are, and rounds them to fp8, which is not
+    multiplies queries and keys by a Hadamard matrix, which leaves products as they are, and rounds to fp8, which is not
     done here, nor in transformers.
 
     All devices of a mesh compute the same selection; nothing here is sharded.
@@ -119,12 +114,12 @@ class Indexer(JaxModule):
             dtype=jnp.float32,
             kernel_axes=(None, "embed"),
             quant_config=without_quantization(scope.quant_config),
-            prefix=(scope / "weights_proj").prefix,
+            prefix=(scope / "weights_proj").name_in_checkpoint,
         )
 
     def __call__(
-        self, key_cache: jax.Array | None, x: jax.Array, query_latent: jax.Array, metadata: AttentionMetadata
-    ) -> tuple[jax.Array | None, jax.Array]:
+        self, key_cache: PagedCache | None, x: jax.Array, query_latent: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[PagedCache | None, jax.Array]:
         """The updated cache, and the selection.
 
         Args:

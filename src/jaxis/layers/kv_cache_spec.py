@@ -1,16 +1,22 @@
-"""Specifications of a layer's entries in the paged KV cache."""
+"""What a layer needs of the caches: keys and values of each token, or a state of each sequence."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.kernels.ragged_paged_attention import kv_cache_shape, kv_head_axis
-from jaxis.parallel.heads import check_heads
+from jaxis.kernels.paged_cache import CacheLayout
+from jaxis.kernels.ragged_paged_attention import kv_cache_layout
+from jaxis.parallel.mesh import check_heads
+
+# Specifications of a layer's entries in the paged KV cache.
 
 
 class CacheSpec(Protocol):
@@ -21,17 +27,8 @@ class CacheSpec(Protocol):
         """Which tokens the layer reads; blocks without any of them are freed."""
         ...
 
-    @property
-    def head_axis_name(self) -> str | None:
-        """The logical name of the axis of the cache's heads; None if the cache is replicated."""
-        ...
-
-    def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
-        """The shape of the layer's cache in a program traced under the current mesh."""
-        ...
-
-    def axes(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[str | None, ...]:
-        """The logical name of each axis of a cache of this shape; None for one that is not split over devices."""
+    def layout(self, block_size: int, dtype: DTypeLike) -> CacheLayout:
+        """The layout of the layer's cache in a program traced under the current mesh."""
         ...
 
     def on_devices(self, tensor_parallel_size: int) -> CacheSpec:
@@ -85,22 +82,15 @@ class KVCacheSpec:
       copies: How often each of the model's heads is among the K, one copy after the other.
     """
 
-    head_axis_name: ClassVar[str | None] = "kv_heads"
-
     num_kv_heads: int
     head_dim: int
     span: AttentionSpan = FULL_CONTEXT
     num_heads: int | None = None
     copies: int = 1
 
-    def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
-        """The shape of the layer's cache in a program traced under the current mesh."""
-        return kv_cache_shape(num_blocks, block_size, self.num_kv_heads, self.head_dim, dtype)
-
-    def axes(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[str | None, ...]:
-        """The logical name of each axis of a cache of this shape: one is that of the kv heads."""
-        head_axis = kv_head_axis(dtype) % len(shape)
-        return tuple(self.head_axis_name if axis == head_axis else None for axis in range(len(shape)))
+    def layout(self, block_size: int, dtype: DTypeLike) -> CacheLayout:
+        """The layout of the layer's cache in a program traced under the current mesh."""
+        return kv_cache_layout(block_size, self.num_kv_heads, self.head_dim, dtype)
 
     def on_devices(self, tensor_parallel_size: int) -> KVCacheSpec:
         """The spec with kv heads repeated if there are fewer heads than devices.
@@ -112,3 +102,49 @@ class KVCacheSpec:
         num_kv_heads = max(self.num_kv_heads, tensor_parallel_size)
         copies = self.copies * (num_kv_heads // self.num_kv_heads)
         return dataclasses.replace(self, num_kv_heads=num_kv_heads, copies=copies)
+
+
+# Specifications of a layer's recurrent state: a fixed number of bytes for each sequence, however long it is.
+
+
+@dataclass(frozen=True)
+class StateArray:
+    """One array of a layer's state, [num_slots, *shape].
+
+    Attributes:
+      shape: Of a sequence's part.
+      axes: The logical name of each axis of `shape`; None for one that is not split over devices.
+      dtype: None is the type of the activations.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    dtype: DTypeLike | None = None
+
+    def dtype_in(self, activations: DTypeLike) -> np.dtype:
+        """Its type in a model with activations of this type."""
+        return np.dtype(activations if self.dtype is None else self.dtype)
+
+
+@dataclass(frozen=True)
+class StateCacheSpec:
+    """The arrays of a layer's state. The layer gets them, and returns them, as a tuple in this order."""
+
+    arrays: tuple[StateArray, ...]
+
+    def __iter__(self) -> Iterator[StateArray]:
+        return iter(self.arrays)
+
+    def slot_bytes(self, activations: DTypeLike) -> int:
+        """Bytes of one sequence's state, with activations of this type."""
+        return sum(math.prod(array.shape) * array.dtype_in(activations).itemsize for array in self)
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """A layer that keeps a state for each sequence."""
+
+    @property
+    def state_cache_spec(self) -> StateCacheSpec:
+        """The state that the engine allocates for the layer."""
+        ...

@@ -10,8 +10,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.config.quantization import QuantizationConfig
-from jaxis.kernels.head_matmul import cpu, head_matmul
-from jaxis.kernels.weights import PackedWeight, ReorderedWeight, Weight
+from jaxis.kernels.weights import as_weight, head_matmul
+from jaxis.kernels.weights.stack_packer import pack_stack
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.weight_loader import place_array
 
@@ -85,24 +85,20 @@ class LatentUpProjection(JaxLinear):
         if isinstance(self.weight.get_value(), jax.Array):
             return
         weight = self.product(jnp.eye(self.input_size), preferred_element_type=jnp.float32).T
-        if _is_packed(self.weight.get_value()):
+        if as_weight(self.weight.get_value()).is_packed:
             self._pack(np.asarray(weight))
         else:
             self.weight.set_value(place_array(weight.astype(self.dtype), self.kernel_axes))
 
     def _pack(self, weight: np.ndarray) -> None:
         """Packs a weight, float32 [H * (N + V), L], head by head."""
-        narrow = weight.astype(ml_dtypes.bfloat16)
-        heads = narrow if np.array_equal(narrow.astype(np.float32), weight) else weight
+        rounded = weight.astype(ml_dtypes.bfloat16)
+        heads = rounded if np.array_equal(rounded.astype(np.float32), weight) else weight
         heads = heads.reshape(self.num_heads, -1, self.input_size)
-        self.key_weight = nnx.Param(cpu.pack(heads[:, : self.key_dim].swapaxes(1, 2)))
-        self.value_weight = nnx.Param(cpu.pack(heads[:, self.key_dim :]))
+        self.key_weight = nnx.Param(pack_stack(heads[:, : self.key_dim].swapaxes(1, 2)))
+        self.value_weight = nnx.Param(pack_stack(heads[:, self.key_dim :]))
         del self.weight
 
     def _of_heads(self) -> jax.Array:
         """The weight by heads, [H, N + V, L]."""
         return self.weight[...].reshape(self.num_heads, -1, self.input_size)
-
-
-def _is_packed(weight: Weight) -> bool:
-    return isinstance(weight.weight if isinstance(weight, ReorderedWeight) else weight, PackedWeight)

@@ -40,7 +40,7 @@ def linear(
         dtype=scope.dtype,
         kernel_axes=axes,
         quant_config=scope.quant_config,
-        prefix=scope.prefix,
+        prefix=scope.name_in_checkpoint,
     )
 
 
@@ -53,7 +53,7 @@ def embedding(scope: LayerScope, *, scale: float = 1.0) -> JaxEmbed:
         scale=scale,
         dtype=scope.dtype,
         quant_config=scope.quant_config,
-        prefix=scope.prefix,
+        prefix=scope.name_in_checkpoint,
     )
 
 
@@ -71,7 +71,7 @@ def lm_head(scope: LayerScope, *, use_bias: bool = False) -> JaxLmHead:
         use_bias=use_bias,
         dtype=scope.dtype,
         quant_config=scope.quant_config,
-        prefix=scope.prefix,
+        prefix=scope.name_in_checkpoint,
     )
 
 
@@ -119,22 +119,26 @@ def layer_norm(
     )
 
 
-def router(scope: LayerScope, routing: Routing, *, use_bias: bool = False) -> JaxRouter:
+def router(
+    scope: LayerScope, routing: Routing, *, use_bias: bool = False, use_selection_bias: bool = False
+) -> JaxRouter:
     """A router over config.json's `hidden_size`.
 
     Args:
       scope: The router's scope.
       routing: How its logits are interpreted.
       use_bias: See `JaxRouter`.
+      use_selection_bias: See `JaxRouter`.
     """
     return JaxRouter(
         scope.config["hidden_size"],
         routing,
         scope.rngs,
         use_bias=use_bias,
+        use_selection_bias=use_selection_bias,
         dtype=scope.dtype,
         quant_config=scope.quant_config,
-        prefix=scope.prefix,
+        prefix=scope.name_in_checkpoint,
     )
 
 
@@ -171,7 +175,7 @@ def experts(
         are_spread=scope.vllm_config.parallel_config.enable_expert_parallel,
         dtype=scope.dtype,
         quant_config=scope.quant_config,
-        prefix=scope.prefix,
+        prefix=scope.name_in_checkpoint,
     )
 
 
@@ -187,5 +191,5 @@ def latent_up_projection(
         scope.rngs,
         dtype=scope.dtype,
         quant_config=scope.quant_config,
-        prefix=scope.prefix,
+        prefix=scope.name_in_checkpoint,
     )

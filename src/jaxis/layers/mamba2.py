@@ -14,12 +14,12 @@ from jaxis.kernels.gates import gated, softplus
 from jaxis.kernels.materialize import materialize
 from jaxis.kernels.ssd import ssd
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.causal_conv import CausalConv
+from jaxis.layers.kv_cache_spec import StateArray, StateCacheSpec
 from jaxis.layers.leaves import linear
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.norm import GatedRmsNorm
 from jaxis.layers.scope import LayerScope
-from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
+from jaxis.layers.short_conv import CausalConv
 
 State = tuple[jax.Array, jax.Array] | None
 """The inputs of the convolution and the recurrent state; None without a cache."""

@@ -13,15 +13,16 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.kernels.latent_attention import context_parallel, latent_attention, latent_cache_shape, layout
+from jaxis.kernels.latent_attention import context_parallel, latent_attention, latent_cache_layout, layout
+from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.leaves import latent_up_projection, linear, rms_norm
-from jaxis.layers.linear import JaxLinear, apply_together
-from jaxis.layers.module import JaxModule, NamedByCheckpoint
+from jaxis.layers.linear import apply_together
+from jaxis.layers.module import JaxModule
 from jaxis.layers.output_gate import OutputGate
-from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding
+from jaxis.layers.scale import QueryScale
 from jaxis.layers.scope import LayerScope
 from jaxis.parallel.mesh import on_each_device
 
@@ -40,7 +41,6 @@ class LatentCacheSpec:
       context_devices: Devices that share each block's tokens; with one, every device has all of them.
     """
 
-    head_axis_name: ClassVar[str | None] = None
     span: ClassVar[AttentionSpan] = FULL_CONTEXT
 
     latent_dim: int
@@ -48,18 +48,12 @@ class LatentCacheSpec:
     num_selected: int | None = None
     context_devices: int = 1
 
-    def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
-        """The shape of the layer's cache."""
+    def layout(self, block_size: int, dtype: DTypeLike) -> CacheLayout:
+        """The layout of the layer's cache in a program traced under the current mesh."""
         if self.context_devices > 1:
-            return layout.latent_cache_shape(num_blocks, block_size, self.latent_dim + self.rope_dim, dtype)
-        sizes = (num_blocks, block_size, self.latent_dim, self.rope_dim)
-        return latent_cache_shape(*sizes, dtype, is_gathered=self.num_selected is not None)
-
-    def axes(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[str | None, ...]:
-        """The logical name of each axis of a cache of this shape: none if it is replicated."""
-        del dtype
-        is_divided = self.context_devices > 1
-        return tuple("context" if is_divided and axis == 1 else None for axis in range(len(shape)))
+            return layout.latent_cache_layout(block_size, self.latent_dim + self.rope_dim, dtype, "context")
+        is_gathered = self.num_selected is not None
+        return latent_cache_layout(block_size, self.latent_dim, self.rope_dim, dtype, is_gathered=is_gathered)
 
     def on_devices(self, tensor_parallel_size: int) -> LatentCacheSpec:
         """Returns itself: what devices share was decided with the layer."""
@@ -111,10 +105,7 @@ class MultiHeadLatentAttention(JaxModule):
       query_scale: Multiplies queries by factors that depend on their positions; None for none.
       use_bias: Whether the projections of hidden states to latents, and of the output, have biases.
       output_gate: Multiplies the output before `o_proj`; None for no gate.
-      o_proj_name: What the checkpoint calls `o_proj`.
     """
-
-    o_proj = NamedByCheckpoint[JaxLinear]("_o_proj_name")
 
     def __init__(
         self,
@@ -126,10 +117,9 @@ class MultiHeadLatentAttention(JaxModule):
         query_scale: QueryScale | None = None,
         use_bias: bool = False,
         output_gate: OutputGate | None = None,
-        o_proj_name: str = "o_proj",
     ) -> None:
         self.sizes, self.rope, self.scale, self.query_scale = sizes, rope, scale, query_scale
-        self.output_gate, self._o_proj_name = output_gate, o_proj_name
+        self.output_gate = output_gate
         self.context_devices = scope.vllm_config.parallel_config.decode_context_parallel_size
         self._gate_name = None if output_gate is None else output_gate.name
         hidden_size, latent_axes = sizes.hidden_size, (None, "embed")
@@ -156,8 +146,7 @@ class MultiHeadLatentAttention(JaxModule):
             gate_size = sizes.num_heads if output_gate.per_head else v_size
             gate_proj = linear(scope / self._gate_name, hidden_size, gate_size, axes=("heads", "embed"))
             setattr(self, self._gate_name, gate_proj)
-        o_proj = linear(scope / o_proj_name, v_size, hidden_size, axes=("embed", "heads"), use_bias=use_bias)
-        setattr(self, o_proj_name, o_proj)
+        self.o_proj = linear(scope / "o_proj", v_size, hidden_size, axes=("embed", "heads"), use_bias=use_bias)
 
     @property
     def kv_cache_spec(self) -> LatentCacheSpec:
@@ -166,8 +155,8 @@ class MultiHeadLatentAttention(JaxModule):
         return LatentCacheSpec(sizes.kv_lora_rank, sizes.qk_rope_head_dim, context_devices=self.context_devices)
 
     def __call__(
-        self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
-    ) -> tuple[jax.Array | None, jax.Array]:
+        self, kv_cache: PagedCache | None, x: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[PagedCache | None, jax.Array]:
         """x [T, E] -> the updated cache (None without one) and [T, E]."""
         q, latents, rope_key, _, *gate = self._project(x)
         if self.query_scale is not None:
@@ -176,7 +165,7 @@ class MultiHeadLatentAttention(JaxModule):
 
     def _attend(
         self,
-        kv_cache: jax.Array | None,
+        kv_cache: PagedCache | None,
         q: jax.Array,
         latents: jax.Array,
         rope_key: jax.Array,
@@ -184,7 +173,7 @@ class MultiHeadLatentAttention(JaxModule):
         *,
         selection: jax.Array | None = None,
         gate: Sequence[jax.Array] = (),
-    ) -> tuple[jax.Array | None, jax.Array]:
+    ) -> tuple[PagedCache | None, jax.Array]:
         """What `_project` returns, and an indexer's selection -> the updated cache (None without one) and [T, E]."""
         q_nope, q_rope = jnp.split(q, [self.sizes.qk_nope_head_dim], axis=-1)
         operands = (q_nope, q_rope, latents, rope_key, metadata, selection)
@@ -215,14 +204,14 @@ class MultiHeadLatentAttention(JaxModule):
 
     def _attend_to_cache(
         self,
-        kv_cache: jax.Array,
+        kv_cache: PagedCache,
         q_nope: jax.Array,
         q_rope: jax.Array,
         latents: jax.Array,
         rope_key: jax.Array,
         metadata: AttentionMetadata,
         selection: jax.Array | None,
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[PagedCache, jax.Array]:
         """The updated cache, and [T, H, V]."""
         if self.rope is not None:
             q_rope, rope_key = self.rope(q_rope, rope_key, metadata.input_positions)

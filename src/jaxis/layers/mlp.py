@@ -13,9 +13,10 @@ from jaxis.errors import ConfigError
 from jaxis.kernels.activations import gelu_tanh, relu_squared
 from jaxis.kernels.materialize import materialize
 from jaxis.kernels.weights import GatedUnit, gated_matmul
+from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.leaves import linear
-from jaxis.layers.linear import JaxLinear, apply_together, can_be_fused
-from jaxis.layers.module import JaxModule, NamedByCheckpoint, get_child
+from jaxis.layers.linear import apply_together, can_be_fused
+from jaxis.layers.module import JaxModule
 from jaxis.layers.row_order import RowOrder, has_movable_rows, put_in_order
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
@@ -25,8 +26,8 @@ from jaxis.parallel.mesh import devices_of_layer
 class FeedForward(Protocol):
     """The position-wise part of a decoder layer."""
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [T, E] -> [T, E]."""
+    def __call__(self, x: jax.Array, metadata: AttentionMetadata | None, /) -> jax.Array:
+        """x [T, E] and the step's batch, which says which rows are padding (None: no row) -> [T, E]."""
         ...
 
 
@@ -64,17 +65,12 @@ class GatedMLP(JaxModule):
       activation: Name of the gate's activation; None means config.json's `hidden_act`.
       gated_unit: Combines gate and up instead of the activation and a product; None for those.
       use_bias: Whether the projections have biases.
-      projection_names: What the checkpoint calls `gate_proj`, `up_proj` and `down_proj`.
-      packed_gate_up: What the checkpoint calls one matrix [2 F, E] of both, gates first; None if it has two.
+      packed_gate_up: Whether the checkpoint has one matrix `gate_up_proj` [2 F, E], gates first, instead of two.
       multipliers: Of the gate before its activation, and of the output.
 
     Raises:
       ConfigError: The activation is unknown.
     """
-
-    gate_proj = NamedByCheckpoint[JaxLinear]("_gate_name")
-    up_proj = NamedByCheckpoint[JaxLinear]("_up_name")
-    down_proj = NamedByCheckpoint[JaxLinear]("_down_name")
 
     def __init__(
         self,
@@ -84,29 +80,26 @@ class GatedMLP(JaxModule):
         activation: str | None = None,
         gated_unit: GatedUnit | None = None,
         use_bias: bool = False,
-        projection_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-        packed_gate_up: str | None = None,
+        packed_gate_up: bool = False,
         multipliers: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         size_in: int = scope.config["hidden_size"]
         size: int = scope.config["intermediate_size"] if intermediate_size is None else intermediate_size
         column, row = ("mlp", "embed"), ("embed", "mlp")
-        gate, up, down = self._gate_name, self._up_name, self._down_name = projection_names
-        self._packed_name = packed_gate_up
         # Parts of the packed projection's output, each with gates and as many ups.
         self.num_parts = 1
-        if packed_gate_up is not None:
-            packed = linear(scope / packed_gate_up, size_in, 2 * size, axes=column, use_bias=use_bias)
-            setattr(self, packed_gate_up, packed)
+        self.gate_up_proj = None
+        if packed_gate_up:
+            self.gate_up_proj = linear(scope / "gate_up_proj", size_in, 2 * size, axes=column, use_bias=use_bias)
         else:
-            setattr(self, gate, linear(scope / gate, size_in, size, axes=column, use_bias=use_bias))
-            setattr(self, up, linear(scope / up, size_in, size, axes=column, use_bias=use_bias))
-        setattr(self, down, linear(scope / down, size, size_in, axes=row, use_bias=use_bias))
+            self.gate_proj = linear(scope / "gate_proj", size_in, size, axes=column, use_bias=use_bias)
+            self.up_proj = linear(scope / "up_proj", size_in, size, axes=column, use_bias=use_bias)
+        self.down_proj = linear(scope / "down_proj", size, size_in, axes=row, use_bias=use_bias)
         self.activation = activation_function(activation or scope.config.get("hidden_act", "silu"))
         self.gated_unit = gated_unit
         self.gate_multiplier, self.output_multiplier = multipliers
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, _metadata: AttentionMetadata | None = None) -> jax.Array:
         """x [T, E] -> [T, E]."""
         gated = self._gated_in_one_kernel(x)
         if gated is None:
@@ -119,18 +112,15 @@ class GatedMLP(JaxModule):
 
     def _gate_and_up(self, x: jax.Array) -> list[jax.Array]:
         """x [..., E] -> gate and up, [..., F], or [..., parts, F / parts]."""
-        if self._packed_name is None:
+        if self.gate_up_proj is None:
             return apply_together(x, self.gate_proj, self.up_proj)
-        packed = get_child(self, self._packed_name)(x)
+        packed = self.gate_up_proj(x)
         return jnp.split(packed.reshape(*packed.shape[:-1], self.num_parts, -1), 2, axis=-1)
 
     def after_loading(self) -> None:
         """Puts the rows of a packed projection in the order of the devices, each with its gates before its ups."""
-        num_devices = devices_of_layer()
-        if num_devices == 1 or self._packed_name is None:
-            return
-        packed = get_child(self, self._packed_name)
-        if not has_movable_rows(packed):
+        num_devices, packed = devices_of_layer(), self.gate_up_proj
+        if num_devices == 1 or packed is None or not has_movable_rows(packed):
             return
         if packed.output_size % (2 * num_devices) == 0:
             rows = np.arange(packed.output_size).reshape(2, num_devices, -1).swapaxes(0, 1)
@@ -138,7 +128,7 @@ class GatedMLP(JaxModule):
             self.num_parts = num_devices
 
     def _gated_in_one_kernel(self, x: jax.Array) -> jax.Array | None:
-        if self._packed_name is not None or self.gate_multiplier != 1 or self.gated_unit is not None:
+        if self.gate_up_proj is not None or self.gate_multiplier != 1 or self.gated_unit is not None:
             return None
         gate, up = self.gate_proj, self.up_proj
         if gate.bias is not None or up.bias is not None or not can_be_fused(gate, up):
@@ -147,18 +137,14 @@ class GatedMLP(JaxModule):
 
 
 class UngatedMLP(JaxModule):
-    """`down(activation(up(x)))`.
+    """`down_proj(act_fn(up_proj(x)))`.
 
     Args:
       scope: The layer's scope.
-      activation: A function, or a module with parameters, which the checkpoint calls `act_fn`.
+      activation: A function, or a module with parameters.
       intermediate_size: F; None means config.json's `intermediate_size`.
       use_bias: Whether the projections have biases.
-      up_name, down_name: What the checkpoint calls them.
     """
-
-    up = NamedByCheckpoint[JaxLinear]("_up_name")
-    down = NamedByCheckpoint[JaxLinear]("_down_name")
 
     def __init__(
         self,
@@ -167,18 +153,13 @@ class UngatedMLP(JaxModule):
         activation: Callable[[jax.Array], jax.Array],
         intermediate_size: int | None = None,
         use_bias: bool = False,
-        up_name: str = "up_proj",
-        down_name: str = "down_proj",
     ) -> None:
         size_in: int = scope.config["hidden_size"]
         size: int = scope.config["intermediate_size"] if intermediate_size is None else intermediate_size
-        self._up_name, self._down_name = up_name, down_name
-        up = linear(scope / up_name, size_in, size, axes=("mlp", "embed"), use_bias=use_bias)
-        down = linear(scope / down_name, size, size_in, axes=("embed", "mlp"), use_bias=use_bias)
-        setattr(self, up_name, up)
+        self.up_proj = linear(scope / "up_proj", size_in, size, axes=("mlp", "embed"), use_bias=use_bias)
         self.act_fn = activation
-        setattr(self, down_name, down)
+        self.down_proj = linear(scope / "down_proj", size, size_in, axes=("embed", "mlp"), use_bias=use_bias)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, _metadata: AttentionMetadata | None = None) -> jax.Array:
         """x [T, E] -> [T, E]."""
-        return self.down(self.act_fn(self.up(x)))
+        return self.down_proj(self.act_fn(self.up_proj(x)))

@@ -1,4 +1,4 @@
-"""JaxModule: an nnx.Module whose parameters have the checkpoint's names.
+"""JaxModule: an nnx.Module whose parameters have dotted names.
 
 Adds the methods that PyTorch users expect: `named_parameters`, `named_modules`, `named_children`. Children may be in
 lists, tuples and dicts, as in `model.layers.0`.
@@ -10,14 +10,12 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-
-Child = TypeVar("Child")
 
 _skip_initializers: ContextVar[bool] = ContextVar("skip_initializers", default=False)
 _defer_initializers: ContextVar[bool] = ContextVar("defer_initializers", default=False)
@@ -59,51 +57,6 @@ class HasAfterLoading(Protocol):
     def after_loading(self) -> None:
         """Called once, after the whole checkpoint has been read and the module's `quant_method` has finished."""
         ...
-
-
-class NamedByCheckpoint(Generic[Child]):
-    """A child module that has one name in the code and different names in checkpoints.
-
-    The module stores it under the checkpoint's name, as it does every child, and reading this attribute looks it up.
-    The two names may be the same; then the module's own attribute must win, so this is not a data descriptor. A dotted
-    name leads through modules and dictionaries; `set_child` stores a child so.
-
-    Args:
-      name_attribute: The module's attribute that holds the child's name in the checkpoint.
-    """
-
-    def __init__(self, name_attribute: str) -> None:
-        self._name_attribute = name_attribute
-
-    def __get__(self, module: nnx.Module, module_class: type | None = None) -> Child:
-        return get_child(module, getattr(module, self._name_attribute))
-
-
-def get_child(module: nnx.Module, name: str) -> Any:
-    """The child under a dotted name: an attribute of modules, an entry of dictionaries."""
-    child: Any = module
-    for part in name.split("."):
-        child = child[part] if isinstance(child, dict) else getattr(child, part)
-    return child
-
-
-def set_child(module: nnx.Module, name: str, child: object) -> None:
-    """Stores a child under a dotted name; what its first parts name and is not there yet becomes a dictionary."""
-    *parts, last = name.split(".")
-    container: Any = module
-    for part in parts:
-        entries = container if isinstance(container, dict) else vars(container)
-        if part not in entries:
-            _store(container, part, {})
-        container = entries[part]
-    _store(container, last, child)
-
-
-def _store(container: Any, name: str, child: Any) -> None:
-    if isinstance(container, dict):
-        container[name] = child
-    else:
-        setattr(container, name, child)
 
 
 def named_children(module: nnx.Module) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:

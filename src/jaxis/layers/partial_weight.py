@@ -19,9 +19,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.errors import CheckpointError
-from jaxis.kernels.grouped_matmul.packed import StackPacker
-from jaxis.kernels.weights import Allocate, PackedWeight, Weight
+from jaxis.kernels.weights import Allocate, PackedWeight, WeightValue
 from jaxis.kernels.weights.shards import placement, with_whole_blocks
+from jaxis.kernels.weights.stack_packer import StackPacker
 from jaxis.layers.module import Initializer, parameter_of
 from jaxis.layers.spread_stack import SpreadStack, check_same_type, write_entry
 from jaxis.layers.weight_format import PLAIN, InvalidWeightError, TensorSpec, WeightSlot
@@ -47,7 +47,7 @@ class PartialWeight:
 
     target: jax.ShapeDtypeStruct
     waiting: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
-    stack: Weight | StackPacker | SpreadStack | None = None
+    stack: WeightValue | StackPacker | SpreadStack | None = None
     complete: frozenset[int] = field(default=frozenset(), metadata={"static": True})
     first_type: np.dtype | None = field(default=None, metadata={"static": True})
 
@@ -76,7 +76,7 @@ class WeightLoader:
         """The parameter with initial values, or with zeros if initializers are skipped."""
         shape = self._target.shape
 
-        def make(key: jax.Array) -> Weight:
+        def make(key: jax.Array) -> WeightValue:
             return self._initial_weight(init(key, shape, self.dtype))
 
         return parameter_of(make, rngs, shape, self.dtype, logical_axes=self.slot.axes, weight_loader=self)
@@ -206,7 +206,7 @@ class WeightLoader:
             return None
         return {each: partial.waiting.pop((expert, each)) for each in names}
 
-    def _make(self, tensors: dict[str, np.ndarray], allocate: Allocate | None = None) -> Weight:
+    def _make(self, tensors: dict[str, np.ndarray], allocate: Allocate | None = None) -> WeightValue:
         try:
             weight = self.recipe.make(tensors, self.slot.shape, self.dtype, allocate)
             return with_whole_blocks(weight, self.slot.axes)
@@ -232,8 +232,8 @@ class WeightLoader:
             drop_pages_of(tensor)
 
     def _put(
-        self, stack: Weight | SpreadStack | None, expert: int, tensors: dict[str, np.ndarray]
-    ) -> Weight | SpreadStack:
+        self, stack: WeightValue | SpreadStack | None, expert: int, tensors: dict[str, np.ndarray]
+    ) -> WeightValue | SpreadStack:
         """The stack with an expert's weight added, if the expert lies on a device of this host."""
         num_experts, mesh = self.slot.num_experts, jax.sharding.get_mesh()
         assert num_experts is not None
@@ -248,7 +248,7 @@ class WeightLoader:
             return stack
         axes = placement(weight, self.slot.axes)
         entry = jax.tree.map(lambda array: place_array(array, axes[1:]), weight)
-        whole: Weight = (
+        whole: WeightValue = (
             stack
             if stack is not None
             else jax.tree.map(lambda array: _zeros((num_experts, *array.shape), dtype or array.dtype, axes), entry)
@@ -257,7 +257,7 @@ class WeightLoader:
         # Pages are released two tensors later, so finish with this one first.
         return jax.block_until_ready(jax.tree.map(functools.partial(write_entry, index=expert), whole, entry))
 
-    def _place(self, weight: Weight) -> Weight:
+    def _place(self, weight: WeightValue) -> WeightValue:
         """Places one weight on the current mesh, each of its arrays sharded like the matrix."""
         axes = placement(weight, self.slot.axes)
         if isinstance(weight, jax.Array | np.ndarray):
@@ -265,7 +265,7 @@ class WeightLoader:
         # Packed arrays are already in place.
         return jax.tree.map(lambda a: place_array(a, axes) if isinstance(a, np.ndarray) else a, weight)
 
-    def _initial_weight(self, array: jax.Array) -> Weight:
+    def _initial_weight(self, array: jax.Array) -> WeightValue:
         recipe = self.recipe
         if recipe.scheme is None and not recipe.packs:
             return array
@@ -317,7 +317,7 @@ def missing_tensors(name: str, param: nnx.Param) -> Iterable[str]:
     return [f"{prefix}.{missing}" if prefix else missing for missing in loader.missing(param.get_value())]
 
 
-def _finished(stack: Weight | StackPacker | SpreadStack) -> Weight:
+def _finished(stack: WeightValue | StackPacker | SpreadStack) -> WeightValue:
     return stack.stack() if isinstance(stack, StackPacker | SpreadStack) else stack
 
 

@@ -39,14 +39,6 @@ class RotaryEmbedding:
     def rotary_dim(self) -> int:
         return 2 * len(self.inv_freq)
 
-    @property
-    def max_static_len(self) -> int | None:
-        """The longest sequence whose frequencies do not depend on its length; None if they never do.
-
-        The KV cache holds rotated keys, so a paged engine must not exceed this length.
-        """
-        return None
-
     def __call__(
         self,
         q: jax.Array,
@@ -84,10 +76,6 @@ class DynamicNTKRotaryEmbedding(RotaryEmbedding):
     factor: float
     max_position_embeddings: int
 
-    @property
-    def max_static_len(self) -> int | None:
-        return self.max_position_embeddings
-
     def frequencies(self, sequence_lens: jax.Array | None) -> jax.Array:
         if sequence_lens is None:
             return super().frequencies(None)
@@ -109,10 +97,6 @@ class LongRotaryEmbedding(RotaryEmbedding):
     long_inv_freq: tuple[float, ...]
     original_max_position_embeddings: int
     serve_long: bool
-
-    @property
-    def max_static_len(self) -> int | None:
-        return None if self.serve_long else self.original_max_position_embeddings
 
     def frequencies(self, sequence_lens: jax.Array | None) -> jax.Array:
         short = super().frequencies(None)

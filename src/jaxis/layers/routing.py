@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxis.config.quantization import QuantizationConfig, without_quantization
 from jaxis.errors import ConfigError
 from jaxis.kernels.gates import softmax
-from jaxis.kernels.whole_vectors import in_whole_vectors
+from jaxis.kernels.materialize import in_whole_vectors
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import make_parameter
 from jaxis.layers.weight_loader import default_weight_loader
@@ -153,7 +153,7 @@ def _in_allowed_groups(routing: Routing, choice: jax.Array) -> jax.Array:
     return jnp.repeat(is_allowed, groups.shape[-1], axis=-1)
 
 
-def selection_bias(rngs: nnx.Rngs, routing: Routing) -> nnx.Param:
+def _selection_bias(rngs: nnx.Rngs, routing: Routing) -> nnx.Param:
     """A bias [X] added to scores for choosing only.
 
     It is float32 regardless of the model's type: differences between biases are small compared with the scores.
@@ -179,6 +179,7 @@ class JaxRouter(JaxLinear):
       routing: How its logits are interpreted.
       rngs: For the initial weights.
       use_bias: Whether there is a `bias` [X] on the logits.
+      use_selection_bias: Whether there is an `e_score_correction_bias` [X], which is added to scores for choosing only.
       dtype, quant_config, prefix: See `JaxLinear`.
     """
 
@@ -189,6 +190,7 @@ class JaxRouter(JaxLinear):
         rngs: nnx.Rngs,
         *,
         use_bias: bool = False,
+        use_selection_bias: bool = False,
         dtype: DTypeLike,
         quant_config: QuantizationConfig | None,
         prefix: str,
@@ -204,11 +206,13 @@ class JaxRouter(JaxLinear):
             prefix=prefix,
         )
         self.routing = routing
+        self.e_score_correction_bias = _selection_bias(rngs, routing) if use_selection_bias else None
 
-    def __call__(self, x: jax.Array, selection_bias: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-        """x [T, E], selection_bias float32 [X] -> expert_ids i32 [T, k], best first, and weights float32 [T, k]."""
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """x [T, E] -> expert_ids i32 [T, k], best first, and weights float32 [T, k]."""
         logits_type = jnp.float32 if self.routing.float32_logits else x.dtype
         logits = self.product(x, preferred_element_type=logits_type)
         if self.bias is not None:
             logits = logits + self.bias[...]
-        return choose_experts(self.routing, logits, selection_bias)
+        bias = self.e_score_correction_bias
+        return choose_experts(self.routing, logits, None if bias is None else bias[...])

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jaxis.kernels.weights import Weight, take_rows
+from jaxis.kernels.weights import WeightValue, take_rows
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.weight_method import WeightMethod
 from jaxis.parallel.mesh import logical_sharding
@@ -44,7 +44,7 @@ def put_in_order(order: RowOrder) -> None:
         layer.bias.set_value(_on_devices(layer.bias.get_value(), rows, layer.kernel_axes[:1]))
 
 
-def _on_devices(value: Weight, rows: np.ndarray, axes: tuple[str | None, ...]) -> Weight:
+def _on_devices(value: WeightValue, rows: np.ndarray, axes: tuple[str | None, ...]) -> WeightValue:
     take = functools.partial(take_rows, rows=rows)
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
         return take(value)

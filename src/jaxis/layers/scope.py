@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.config.quantization import without_quantization
+from jaxis.layers.checkpoint_names import CheckpointNames
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -28,8 +29,9 @@ class LayerScope:
       vllm_config: The engine's configuration.
       rngs: For the initial weights.
       quant_config: Decides how the weights of the layers in this scope are stored and applied; None: unchanged.
-      prefix: The layer's dotted name in the checkpoint.
+      prefix: The layer's dotted name in the model.
       layer_index: Index, from 0, of the decoder layer that this is or belongs to; meaningless elsewhere.
+      names: What the model's checkpoints call its modules.
     """
 
     vllm_config: VllmConfig
@@ -37,6 +39,7 @@ class LayerScope:
     quant_config: QuantizationConfig | None = None
     prefix: str = ""
     layer_index: int = 0
+    names: CheckpointNames = field(default_factory=CheckpointNames)
 
     def __truediv__(self, name: str) -> LayerScope:
         return dataclasses.replace(self, prefix=f"{self.prefix}.{name}" if self.prefix else name)
@@ -44,6 +47,11 @@ class LayerScope:
     def layer(self, index: int) -> LayerScope:
         """The scope of the decoder layer `layers.<index>`."""
         return dataclasses.replace(self / "layers" / str(index), layer_index=index)
+
+    @property
+    def name_in_checkpoint(self) -> str:
+        """The layer's dotted name in the checkpoint, by which quantization knows it."""
+        return self.names.name_in_checkpoint(self.prefix)
 
     @property
     def config(self) -> HFConfig:

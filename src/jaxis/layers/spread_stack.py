@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxis.errors import CheckpointError
-from jaxis.kernels.weights import Weight
+from jaxis.kernels.weights import WeightValue
 from jaxis.parallel.mesh import SPREAD_EXPERT, logical_sharding
 
 
@@ -36,13 +36,13 @@ class SpreadStack:
         self._sharding = NamedSharding(mesh, PartitionSpec(*spec))
         places = self._sharding.addressable_devices_indices_map((num_experts,))
         self._experts = {device: range(num_experts)[index[0]] for device, index in places.items() if index is not None}
-        self._parts: dict[Any, Weight] = {}  # by device
+        self._parts: dict[Any, WeightValue] = {}  # by device
 
     def is_here(self, expert: int) -> bool:
         """Whether an expert lies on a device of this host."""
         return any(expert in experts for experts in self._experts.values())
 
-    def put(self, expert: int, weight: Weight, dtype: DTypeLike | None) -> None:
+    def put(self, expert: int, weight: WeightValue, dtype: DTypeLike | None) -> None:
         """Adds an expert's weight, on the devices of this host that it lies on.
 
         Args:
@@ -67,7 +67,7 @@ class SpreadStack:
                 # The file's pages are released soon, so finish with these first.
                 self._parts[device] = jax.block_until_ready(jax.tree.map(write, part, entry))
 
-    def stack(self) -> Weight:
+    def stack(self) -> WeightValue:
         """The stack, arrays [X, ...] on all devices, once every expert that is here was put."""
 
         def whole(*parts: jax.Array) -> jax.Array:
@@ -77,7 +77,7 @@ class SpreadStack:
         return jax.tree.map(whole, *self._parts.values())
 
 
-def check_same_type(stack: Weight, entry: Weight, *, has_dtype: bool) -> None:
+def check_same_type(stack: WeightValue, entry: WeightValue, *, has_dtype: bool) -> None:
     """Checks that an expert's weight has the types of those before it, unless its arrays become another type.
 
     Raises:

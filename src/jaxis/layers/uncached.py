@@ -7,6 +7,8 @@ from typing import TypeGuard
 
 import jax
 
+from jaxis.kernels.paged_cache import PagedCache
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -25,10 +27,10 @@ class UncachedKeysAndValues:
     values: jax.Array | None = None
 
 
-KVCache = jax.Array | UncachedKeysAndValues | None
+KVCache = PagedCache | UncachedKeysAndValues | None
 """What attention gets and returns: a cache, or without caches None or what stands in its place."""
 
 
-def is_cache(kv_cache: KVCache) -> TypeGuard[jax.Array]:
+def is_cache(kv_cache: KVCache) -> TypeGuard[PagedCache]:
     """Whether this is a cache: if not, sequences are whole."""
     return kv_cache is not None and not isinstance(kv_cache, UncachedKeysAndValues)

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from jaxis.errors import CheckpointError
-from jaxis.kernels.weights import Weight
+from jaxis.kernels.weights import WeightValue
 
 
 class InvalidWeightError(CheckpointError):
@@ -26,7 +26,7 @@ class TensorSpec:
       other_shapes: Other shapes that some publishers use.
       content: Its elements, if they are fixed.
       sample: Elements that make a valid tensor, repeated as often as its shape needs, if zeros do not.
-      any_length: Whether a vector may have any length, like a text's bytes; `shape` is that of the sample.
+      any_length: Whether a vector may have any length, like a string's bytes; `shape` is that of the sample.
       is_zero: Whether the weight does without the tensor, which the file may lack, and which has zeros if not.
     """
 
@@ -56,7 +56,7 @@ class WeightFormat(Protocol):
         """Name suffix in the file -> spec, for each tensor of a weight [out, in]."""
         ...
 
-    def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...], /) -> Weight:
+    def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...], /) -> WeightValue:
         """Builds a weight [out, in] of host arrays from its tensors, which match the specs of `tensors`.
 
         Raises:
@@ -72,7 +72,7 @@ class PlainFormat:
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
         return {"weight": TensorSpec(shape)}
 
-    def assemble(self, tensors: Mapping[str, np.ndarray], _shape: tuple[int, ...]) -> Weight:
+    def assemble(self, tensors: Mapping[str, np.ndarray], _shape: tuple[int, ...]) -> WeightValue:
         return tensors["weight"]
 
 

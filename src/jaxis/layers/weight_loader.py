@@ -17,6 +17,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from jaxis.errors import CheckpointError
+from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.module import named_children
 from jaxis.layers.weight_format import InvalidWeightError
 from jaxis.loading.headers import reading_only_headers
@@ -116,6 +117,7 @@ class JaxAutoWeightsLoader:
         mapping: Mapping[str, Sequence[str]] = {}
         if isinstance(model, HasFusedModules):
             mapping = model.packed_modules_mapping
+        self._names = checkpoint_names_of(model)
         self.parts_of = mapping
         self.fused_by_part = {part: fused for fused, parts in mapping.items() for part in parts}
         self._parts_seen: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -128,7 +130,8 @@ class JaxAutoWeightsLoader:
           CheckpointError: A tensor matches no parameter or module, or has the wrong shape; or a fused parameter lacks a
             part.
         """
-        filled = set(self._load_into(self.model, "", ((n.split("."), n, t) for n, t in weights), is_root=True))
+        named = ((n.split("."), self._names.name_in_checkpoint(n), t) for n, t in weights)
+        filled = set(self._load_into(self.model, "", named, is_root=True))
         for (fused, name), seen in self._parts_seen.items():
             if missing := [part for part in self.parts_of[fused] if part not in seen]:
                 raise CheckpointError(f"the checkpoint has {', '.join(sorted(seen))} of {name!r}, but not {missing[0]}")
@@ -142,9 +145,9 @@ class JaxAutoWeightsLoader:
         *,
         is_root: bool = False,
     ) -> Iterator[str]:
-        """Loads (parts of the name below this module, full name, tensor) triples."""
+        """Loads (parts of the name below this module, full name in the checkpoint, tensor) triples."""
         if not is_root and isinstance(module, LoadsWeights):
-            yield from _load_own(module, prefix, weights)
+            yield from _load_own(module, prefix, weights, self._names.name_in_checkpoint(prefix.removesuffix(".")))
             return
         children = dict(named_children(module))
         # Consecutive tensors of one child are passed on together, so that a module sees them as one stream.
@@ -194,13 +197,15 @@ class JaxAutoWeightsLoader:
         return child if isinstance(child, nnx.Param) else None
 
 
-def _load_own(module: LoadsWeights, prefix: str, weights: Iterable[tuple[list[str], str, np.ndarray]]) -> Iterator[str]:
+def _load_own(
+    module: LoadsWeights, prefix: str, weights: Iterable[tuple[list[str], str, np.ndarray]], name_in_checkpoint: str
+) -> Iterator[str]:
     """Yields the names of the parameters that the module's own `load_weights` filled; it must take every tensor."""
     weights = iter(weights)
     try:
         filled: Iterable[str] = module.load_weights((".".join(parts), tensor) for parts, _, tensor in weights) or ()
     except CheckpointError as error:
-        raise CheckpointError(f"{prefix.removesuffix('.')}: {error}") from None
+        raise CheckpointError(f"{name_in_checkpoint}: {error}") from None
     for name in filled:
         yield f"{prefix}{name}"
     for _, full_name, tensor in weights:

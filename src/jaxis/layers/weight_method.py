@@ -12,7 +12,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.config.quantization import QuantizationConfig, QuantMethod
-from jaxis.kernels.weights import PackedWeight, Weight
+from jaxis.kernels.weights import WeightValue, can_pack_experts
 from jaxis.layers.module import Initializer
 from jaxis.layers.partial_weight import WeightLoader
 from jaxis.layers.weight_format import WeightFormat, WeightSlot
@@ -62,18 +62,13 @@ class WeightMethod(WeightRecipe):
         return self.formats.get(slot.name, self.format)
 
     def _packs_stacks(self, slots: Sequence[WeightSlot], dtype: DTypeLike) -> bool:
-        """Whether the kernels take every stack: one kernel runs a whole layer of experts or nothing.
-
-        It quantizes the input of all their products, or of none.
-        """
+        """Whether one kernel can run the layer of experts, if these slots are stacks: all of it, or nothing."""
         stacks = [slot for slot in slots if slot.num_experts is not None]
         if self.dequantizes or not stacks:
             return True
-        examples = [self._example(slot, dtype) for slot in stacks]
-        packed = [example for example in examples if isinstance(example, PackedWeight)]
-        return len(packed) == len(examples) and len({example.act_qtype for example in packed}) == 1
+        return can_pack_experts([self._example(slot, dtype) for slot in stacks])
 
-    def _example(self, slot: WeightSlot, dtype: DTypeLike) -> Weight:
+    def _example(self, slot: WeightSlot, dtype: DTypeLike) -> WeightValue:
         """A one-row weight, otherwise like the slot's."""
         shape, weight_format = (1, slot.shape[1]), self._format(slot)
         tensors = {name: spec.example() for name, spec in weight_format.tensors(shape).items()}

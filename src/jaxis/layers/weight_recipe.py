@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,11 +11,10 @@ from jax.typing import DTypeLike
 
 from jaxis.kernels.weights import (
     Allocate,
-    CodedWeight,
-    QuantizedWeight,
-    ReorderedWeight,
-    Weight,
     WeightScheme,
+    WeightValue,
+    as_value,
+    as_weight,
     dequantize,
     pack,
     quantize,
@@ -52,7 +50,7 @@ class WeightRecipe:
         shape: tuple[int, ...],
         dtype: DTypeLike,
         allocate: Allocate | None = None,
-    ) -> Weight:
+    ) -> WeightValue:
         """Builds the weight from its tensors.
 
         Args:
@@ -70,23 +68,12 @@ class WeightRecipe:
         except ValueError as error:
             raise InvalidWeightError(str(error)) from None
         if self.act_qtype is not None:
-            weight = _with_quantized_input(weight, self.act_qtype)
+            weight = as_value(as_weight(weight).with_quantized_input(self.act_qtype))
         if self.dequantizes and not isinstance(weight, np.ndarray):
             weight = _dequantize(weight, dtype)
         if self.packs:
             return pack(weight, dtype=dtype, scheme=self.scheme, allocate=allocate)
         return weight if self.scheme is None else quantize(np.asarray(weight), self.scheme)
-
-
-def _with_quantized_input(weight: Weight, act_qtype: str) -> Weight:
-    """The weight, with the input of its products quantized if it consists of integers or codes."""
-    if isinstance(weight, ReorderedWeight):
-        inner = weight.weight
-        if isinstance(inner, QuantizedWeight | CodedWeight):
-            return dataclasses.replace(weight, weight=dataclasses.replace(inner, act_qtype=act_qtype))
-    if isinstance(weight, QuantizedWeight | CodedWeight):
-        return dataclasses.replace(weight, act_qtype=act_qtype)
-    return weight
 
 
 _dequantize = jax.jit(dequantize, static_argnums=1)

@@ -23,7 +23,7 @@ def check_not_lfs_pointer(path: Path, start: bytes | None = None) -> None:
         try:
             with path.open("rb") as file:
                 start = file.read(len(_START))
-        except OSError:  # whoever reads the file next says so
+        except OSError:  # the next reader of the file reports it
             return
     if len(start) >= 8 and _START.startswith(start[: len(_START)]):
         raise CheckpointError(f"{path} is a Git LFS pointer, not the file: run `git lfs pull` in {path.parent}")

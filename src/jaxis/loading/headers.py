@@ -1,12 +1,12 @@
-"""Loading from headers alone: tensors' names, shapes and types, without reading any weights.
+"""Names of tensors in MLX's files, whose metadata say `format: mlx`.
 
-Inside `only_headers`, a model's `load_weights` runs as usual and fills parameters with the headers themselves. This
-shows what the loader would reject or leave unfilled.
+They are Hugging Face's, but for the experts of a mixture, which mlx-lm stacks: `mlp.switch_mlp.gate_proj.weight` has
+those of all experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -46,3 +46,19 @@ class HeaderTensor(np.ndarray):
     def astype(self, dtype: npt.DTypeLike, *_: Any, **__: Any) -> HeaderTensor:
         """The header of the cast tensor."""
         return HeaderTensor.of(self.shape, dtype)
+
+
+# Names of tensors in MLX's files, whose metadata say `format: mlx`.
+#
+# They are Hugging Face's, but for the experts of a mixture, which mlx-lm stacks: `mlp.switch_mlp.gate_proj.weight`
+# has those of all experts.
+
+
+def is_mlx(metadata: Mapping[str, str]) -> bool:
+    """Whether a file with this metadata is MLX's."""
+    return metadata.get("format") == "mlx"
+
+
+def hugging_face_name(name: str) -> str:
+    """The tensor's name without what is MLX's own."""
+    return name.replace(".switch_mlp.", ".experts.")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from jaxis.config.quantization_files import CONFIG, QUANTIZATION_FILES
 from jaxis.errors import CheckpointError
+from jaxis.loading.headers import hugging_face_name, is_mlx
 from jaxis.loading.hub import explain_error
-from jaxis.loading.mlx_names import hugging_face_name, is_mlx
 from jaxis.loading.safetensors import DTYPES, TensorInfo, TensorInfos
 
 

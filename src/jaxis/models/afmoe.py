@@ -12,12 +12,10 @@ from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 
 
 class AfmoeDecoderLayer(SandwichNormDecoderLayer):
-    pre_norm_name = "pre_mlp_layernorm"
-    post_norm_name = "post_mlp_layernorm"
-
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         kind = layer_type(config, scope.layer_index, full_every=config.get("global_attn_every_n_layers", 4))
@@ -40,6 +38,12 @@ class AfmoeDecoderLayer(SandwichNormDecoderLayer):
 
 class AfmoeForCausalLM(CausalLM):
     layer_class = AfmoeDecoderLayer
+    renames = (
+        ("pre_mlp_layernorm", "pre_feedforward_layernorm"),
+        ("post_mlp_layernorm", "post_feedforward_layernorm"),
+        ("mlp.router.gate", "mlp.gate"),
+        ("mlp.expert_bias", "mlp.gate.e_score_correction_bias"),
+    )
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -76,7 +80,14 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
         mlp,
         routing=routing,
         intermediate_size=expert_size,
-        router_name="router.gate",
-        selection_bias_name="expert_bias",
+        use_selection_bias=True,
         shared_experts=shared,
     )
+
+
+FAMILY = Family(
+    "Trinity",
+    (AfmoeForCausalLM,),
+    "gated attention with a window and RoPE in three of four layers and neither in the fourth; norms before "
+    "and after; sigmoid experts",
+)

@@ -9,12 +9,10 @@ from jaxis.layers.mlp import UngatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.xielu import XIELU
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 
 
 class ApertusDecoderLayer(PreNormDecoderLayer):
-    input_norm_name = "attention_layernorm"
-    feed_forward_norm_name = "feedforward_layernorm"
-
     def __init__(self, scope: LayerScope) -> None:
         use_bias = scope.config.get("attention_bias", False)
         super().__init__(
@@ -26,6 +24,10 @@ class ApertusDecoderLayer(PreNormDecoderLayer):
 
 class ApertusForCausalLM(CausalLM):
     layer_class = ApertusDecoderLayer
+    renames = (
+        ("attention_layernorm", "input_layernorm"),
+        ("feedforward_layernorm", "post_attention_layernorm"),
+    )
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -33,3 +35,10 @@ class ApertusForCausalLM(CausalLM):
         config.expect("mlp_bias", False)
         config.expect("qk_norm", True)
         config.expect("post_norm", False)
+
+
+FAMILY = Family(
+    "Apertus",
+    (ApertusForCausalLM,),
+    "a feed-forward block without a gate, whose activation has learnt slopes (xIELU); norms on heads",
+)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
 
 import jax
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.errors import ConfigError
+from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, SelfAttention
 from jaxis.layers.glu import CappedGLU
 from jaxis.layers.mlp import FeedForward, GatedMLP
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 from jaxis.models.common.kda_hybrid import (
     hybrid_latent_attention,
     hybrid_moe,
@@ -28,28 +30,24 @@ from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, is_s
 class BailingHybridDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         mlp: FeedForward
-        if is_sparse_layer(scope, default_first_sparse=2):
+        if is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=2):
             mlp = hybrid_moe(
                 scope / "mlp",
                 routing=hybrid_routing(scope.config),
-                selection_bias_name="gate.expert_bias",
                 gated_unit=_capped_unit(scope, "expert_swiglu_limit_list"),
                 shared_gated_unit=_capped_unit(scope, "share_expert_swiglu_limit_list"),
             )
         else:
             mlp = GatedMLP(scope / "mlp")
-        super().__init__(scope, self_attn=_mixer(scope / "attention"), mlp=mlp, mixer_name="attention")
+        super().__init__(scope, self_attn=_mixer(scope / "self_attn"), mlp=mlp)
 
 
 def _mixer(scope: LayerScope) -> SelfAttention:
     config = scope.config
-    is_linear = listed_as_linear(scope)
-    if is_linear is None:
-        is_linear = (scope.layer_index + 1) % config.get("layer_group_size", 6) != 0
-    if not is_linear:
+    if not _is_linear(config, scope.layer_index):
         gate = OutputGate("g_proj", per_head=True)
         rope = rope_config(config, default_theta=6_000_000.0)
-        return hybrid_latent_attention(scope, rope=rope, output_gate=gate, o_proj_name="dense")
+        return hybrid_latent_attention(scope, rope=rope, output_gate=gate)
     return kimi_delta_attention(
         scope,
         num_heads=config.get("linear_num_heads", config["num_attention_heads"]),
@@ -60,6 +58,11 @@ def _mixer(scope: LayerScope) -> SelfAttention:
         decay_names=("f_proj",),
         gate_names=("g_proj",),
     )
+
+
+def _is_linear(config: HFConfig, index: int) -> bool:
+    is_linear = listed_as_linear(config, index)
+    return (index + 1) % config.get("layer_group_size", 6) != 0 if is_linear is None else is_linear
 
 
 def _capped_unit(scope: LayerScope, key: str) -> CappedGLU | None:
@@ -74,7 +77,17 @@ def _capped_unit(scope: LayerScope, key: str) -> CappedGLU | None:
 
 class BailingHybridForCausalLM(CausalLM):
     layer_class = BailingHybridDecoderLayer
-    tensor_names: ClassVar = {".word_embeddings.": ".embed_tokens."}
+    renames = (
+        ("model.word_embeddings", "model.embed_tokens"),
+        ("attention", "self_attn"),
+        ("mlp.gate.expert_bias", "mlp.gate.e_score_correction_bias"),
+    )
+
+    @classmethod
+    def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
+        """See `CausalLM`; only layers of latent attention call their last projection `dense`."""
+        latent = [i for i in range(config["num_hidden_layers"]) if not _is_linear(config, i)]
+        return *cls.renames, *((f"layers.{i}.self_attn.dense", f"layers.{i}.self_attn.o_proj") for i in latent)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -119,3 +132,12 @@ def _expect_what_all_have(config: HFConfig) -> None:
         config.ignore(key, because="qk_rope_head_dim says what is rotated")
     config.ignore("model_max_length", because="it is what transformers calls max_position_embeddings")
     config.ignore("mtp_use_kda", because="layers that draft tokens are not loaded")
+
+
+FAMILY = Family(
+    "Ling 3 tiny, flash",
+    (BailingHybridForCausalLM,),
+    "Kimi Delta Attention with bounded decays; latent attention with a gate per head as the last of each four "
+    "or six layers; experts in groups, sigmoid, selection bias, bounded units in the last layers of flash",
+    other_names={"BailingMoeV3ForCausalLM": BailingHybridForCausalLM},
+)

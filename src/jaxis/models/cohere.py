@@ -9,6 +9,7 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.cohere import CohereCausalLM, cohere_norm
+from jaxis.models.common.family import Family
 
 
 class CohereDecoderLayer(ParallelDecoderLayer):
@@ -36,3 +37,11 @@ class CohereDecoderLayer(ParallelDecoderLayer):
 
 class CohereForCausalLM(CohereCausalLM):
     layer_class = CohereDecoderLayer
+
+
+FAMILY = Family(
+    "Command R, R+",
+    (CohereForCausalLM,),
+    "parallel attention and feed-forward, LayerNorm (R+: on heads too), interleaved RoPE, scaled logits",
+    gguf=("command-r",),
+)

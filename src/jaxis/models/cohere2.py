@@ -8,6 +8,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.cohere import Cohere2CausalLM, cohere_norm
+from jaxis.models.common.family import Family
 
 
 class Cohere2DecoderLayer(ParallelDecoderLayer):
@@ -32,3 +33,11 @@ class Cohere2DecoderLayer(ParallelDecoderLayer):
 
 class Cohere2ForCausalLM(Cohere2CausalLM):
     layer_class = Cohere2DecoderLayer
+
+
+FAMILY = Family(
+    "Command R7B, Command A",
+    (Cohere2ForCausalLM,),
+    "as Command R, with a window and RoPE in three of four layers and neither in the fourth",
+    gguf=("cohere2",),
+)

@@ -15,13 +15,17 @@ from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.cohere import Cohere2CausalLM, cohere_norm
 from jaxis.models.common.decoder import DecoderOptions
+from jaxis.models.common.family import Family
 from jaxis.models.common.sparse_layers import is_sparse_layer
 
 
 class Cohere2MoeDecoderLayer(ParallelDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
-        is_sparse, kind = is_sparse_layer(scope, default_first_sparse=0), _layer_type(config, scope.layer_index)
+        is_sparse, kind = (
+            is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=0),
+            _layer_type(config, scope.layer_index),
+        )
         dense_pattern = config.get("prefix_dense_sliding_window_pattern", 1)
         use_bias = config.get("attention_bias", False)
         super().__init__(
@@ -101,3 +105,11 @@ def _experts(scope: LayerScope) -> FeedForward:
         width = num_shared * size
         shared = GatedMLP(scope / "shared_experts", intermediate_size=width, multipliers=(1.0, share))
     return SparseMoE(scope, routing=routing, intermediate_size=size, shared_experts=shared)
+
+
+FAMILY = Family(
+    "North Mini, Command A+",
+    (Cohere2MoeForCausalLM,),
+    "as Command A, with 128 experts by sigmoid or softmax after first layers that are dense, RMS norms, "
+    "shared experts averaged",
+)

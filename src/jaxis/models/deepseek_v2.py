@@ -7,6 +7,7 @@ from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.deepseek import DeepseekDecoderLayer
+from jaxis.models.common.family import Family
 
 
 class DeepseekV2DecoderLayer(DeepseekDecoderLayer):
@@ -47,3 +48,11 @@ def _routing(config: HFConfig) -> Routing:
         group_score="max",
         float32_logits=True,
     )
+
+
+FAMILY = Family(
+    "DeepSeek V2, V2 Lite",
+    (DeepseekV2ForCausalLM,),
+    "latent attention; experts in groups, softmax",
+    gguf=("deepseek2",),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.deepseek import DeepseekCausalLM, DeepseekDecoderLayer, deepseek_v3_routing
+from jaxis.models.common.family import Family
 from jaxis.models.common.text_part import TextPart
 
 
@@ -37,3 +38,13 @@ class Kimi_K25ForConditionalGeneration(TextPart, DeepseekV3ForCausalLM):
         *("vision_config", "ignore_index", "media_placeholder_token_id", "video_placeholder"),
         *("use_unified_vision_chunk", "projection_hidden_size", "projection_layer_norm_eps"),
     )
+
+
+FAMILY = Family(
+    "DeepSeek V3, R1; Kimi K2, K2.5 to K2.7 (text)",
+    (DeepseekV3ForCausalLM, Kimi_K25ForConditionalGeneration),
+    "latent attention; experts in groups, sigmoid, selection bias",
+    formats=("fp8", "int4 (Kimi)"),
+    gguf=("deepseek2",),
+    other_names={"KimiK25ForConditionalGeneration": Kimi_K25ForConditionalGeneration},
+)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.sparse_latent import SparseLatentCausalLM, SparseLatentDecoderLayer
+from jaxis.models.common.family import Family
+from jaxis.models.common.sparse_latent import TINY_INDEXER, SparseLatentCausalLM, SparseLatentDecoderLayer
 
 
 class DeepseekV32DecoderLayer(SparseLatentDecoderLayer):
@@ -14,3 +15,12 @@ class DeepseekV32DecoderLayer(SparseLatentDecoderLayer):
 
 class DeepseekV32ForCausalLM(SparseLatentCausalLM):
     layer_class = DeepseekV32DecoderLayer
+
+
+FAMILY = Family(
+    "DeepSeek V3.2",
+    (DeepseekV32ForCausalLM,),
+    "as DeepSeek V3; an indexer selects the 2048 tokens that a token attends to",
+    formats=("fp8",),
+    tiny=TINY_INDEXER,
+)

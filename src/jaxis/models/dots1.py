@@ -9,6 +9,7 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     ignore_sizes_of_other_layers,
@@ -27,7 +28,7 @@ class Dots1DecoderLayer(PreNormDecoderLayer):
             renormalize=config.get("norm_topk_prob", False),
             scaling_factor=config.get("routed_scaling_factor", 1.0),
         )
-        is_sparse = is_sparse_layer(scope, default_first_sparse=0)
+        is_sparse = is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=0)
         num_shared = config["n_shared_experts"] if is_sparse else 0
         super().__init__(
             scope,
@@ -55,3 +56,6 @@ def _span(scope: LayerScope) -> AttentionSpan:
         return layer_span(config, kind)
     window = config.get_nullable("sliding_window", 4096)
     return AttentionSpan(window) if scope.layer_index >= config.get("max_window_layers", 62) else FULL_CONTEXT
+
+
+FAMILY = Family("dots.llm1", (Dots1ForCausalLM,), "norms on heads, DeepSeek V3's routing")

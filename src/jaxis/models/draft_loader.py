@@ -1,46 +1,73 @@
-"""Loads what drafts tokens for a model, from a checkpoint of its own: an EAGLE-3 or DFlash head, or another model."""
+"""Loads what drafts tokens for a model, from a checkpoint of its own: an EAGLE-3 head, or another model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
 
 from jaxis.config.architecture import architectures_of
 from jaxis.errors import ConfigError
-from jaxis.models import dflash, eagle3
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.module import JaxModule
+from jaxis.models import eagle3
 from jaxis.models.common.decoder import CausalLM
-from jaxis.models.common.draft_model import DraftModel
-from jaxis.models.dflash import DFlashHead
 from jaxis.models.eagle3 import Eagle3Head
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    import jax
-
     from jaxis.config import VllmConfig
     from jaxis.config.hf_config import HFConfig
-    from jaxis.layers.module import JaxModule
 
 
-class _HeadKind(NamedTuple):
-    """A kind of heads.
+# A whole model that drafts tokens for another one of the same vocabulary (arXiv:2211.17192).
+
+
+class DraftModel(JaxModule):
+    """What `PredictionLayer` is, of a model that reads tokens alone.
+
+    Args:
+      model: The model that drafts.
+      vocab_size: Token ids of the target; those past them are never drafted.
 
     Attributes:
-      name: As errors say it.
-      architectures: What checkpoints call it.
-      model_class: Its class.
+      reads_next_token: The row of a token takes this token itself.
     """
 
-    name: str
-    architectures: Collection[str]
-    model_class: type[Any]
+    reads_next_token = False
 
+    def __init__(self, model: Any, vocab_size: int) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
 
-_HEADS = {
-    "eagle3": _HeadKind("an EAGLE-3", eagle3.ARCHITECTURES, Eagle3Head),
-    "dflash": _HeadKind("a DFlash", dflash.ARCHITECTURES, DFlashHead),
-}
+    def first_states(self, hidden_states: jax.Array, aux_hidden_states: Sequence[jax.Array]) -> jax.Array:
+        """The target's hidden states, which are not used."""
+        del aux_hidden_states
+        return hidden_states
+
+    def __call__(
+        self,
+        target: Any,
+        kv_caches: list[Any] | None,
+        input_ids: jax.Array,
+        states: jax.Array,
+        attention_metadata: AttentionMetadata,
+    ) -> tuple[list[Any] | None, jax.Array]:
+        """Runs the model over a flat batch; see `CausalLM`. Returns the updated caches and its hidden states [T, E]."""
+        del target, states
+        kv_caches, hidden_states, _ = self.model(kv_caches, input_ids, attention_metadata)
+        return kv_caches, hidden_states
+
+    def compute_logits(self, target: Any, states: jax.Array) -> jax.Array:
+        """Hidden states [T, E] -> float32 logits [T, V]."""
+        del target
+        return self.model.compute_logits(states)[:, : self.vocab_size]
+
+    def token_ids(self, indices: jax.Array) -> jax.Array:
+        """Indices into the logits -> token ids, which are the same."""
+        return indices
 
 
 def load_eagle3(
@@ -62,7 +89,8 @@ def load_eagle3(
       CheckpointError: The tensors do not match the head's parameters.
     """
     target, hf_config = _checked_target(model), head_config.model_config.hf_config
-    head = _load_head("eagle3", head_config, mesh, on_progress)
+    _check_architecture(hf_config)
+    head: Any = load_model(head_config, mesh, on_progress, model_class=Eagle3Head)
     size, head_size = target.decoder.embed_tokens.input_size, head.midlayer.input_layernorm.num_features
     if head.target_size != size or (head.embed_tokens is None and head_size != size):
         raise ConfigError(
@@ -70,45 +98,6 @@ def load_eagle3(
             f"{size}: it was not trained for this model"
         )
     target.decoder.aux_hidden_state_layers = head.target_layers(len(target.decoder.layers))
-    target.draft = head
-
-
-def load_dflash(
-    model: JaxModule,
-    head_config: VllmConfig,
-    mesh: jax.sharding.Mesh,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> None:
-    """Gives a loaded model a DFlash head to draft with.
-
-    Args:
-      model: The model.
-      head_config: Of the head.
-      mesh: Where the model is.
-      on_progress: See `load_model`.
-
-    Raises:
-      ConfigError, CheckpointError: See `load_eagle3`.
-    """
-    target, hf_config = _checked_target(model), head_config.model_config.hf_config
-    head = _load_head("dflash", head_config, mesh, on_progress)
-    layers, embeddings = head.target_layers(len(target.decoder.layers)), target.decoder.embed_tokens
-    vocab_size, mask_token_id = head.settings.vocab_size, head.settings.mask_token_id
-    for what, of_head, of_model in (
-        ("features", head.norm.num_features, embeddings.input_size),
-        ("tokens", vocab_size or embeddings.output_size, embeddings.output_size),
-    ):
-        if of_head != of_model:
-            raise ConfigError(
-                f"the DFlash head in {hf_config.source} is for a model of {of_head} {what}, and the model has "
-                f"{of_model}: it was not trained for this model"
-            )
-    if mask_token_id >= embeddings.output_size:
-        raise ConfigError(
-            f"{hf_config.source} has mask_token_id={mask_token_id}, and the model has {embeddings.output_size} tokens: "
-            "the head was not trained for this model"
-        )
-    target.decoder.aux_hidden_state_layers = layers
     target.draft = head
 
 
@@ -139,15 +128,15 @@ def construct_draft(draft_config: VllmConfig, method: str) -> JaxModule:
 
     Args:
       draft_config: Of its checkpoint.
-      method: "eagle3", "dflash" or "draft_model".
+      method: "eagle3" or "draft_model".
 
     Raises:
       ConfigError: The checkpoint is of something else, or of what is not supported.
     """
     if method == "draft_model":
         return construct_abstractly(draft_config, check_config=False)
-    _check_architecture(draft_config.model_config.hf_config, method)
-    return construct_abstractly(draft_config, check_config=False, model_class=_HEADS[method].model_class)
+    _check_architecture(draft_config.model_config.hf_config)
+    return construct_abstractly(draft_config, check_config=False, model_class=Eagle3Head)
 
 
 def check_same_vocabulary(target_config: VllmConfig, draft_config: VllmConfig) -> None:
@@ -172,19 +161,11 @@ def check_same_vocabulary(target_config: VllmConfig, draft_config: VllmConfig) -
     )
 
 
-def _load_head(
-    method: str, head_config: VllmConfig, mesh: jax.sharding.Mesh, on_progress: Callable[[int, int], None] | None
-) -> Any:
-    _check_architecture(head_config.model_config.hf_config, method)
-    return load_model(head_config, mesh, on_progress, model_class=_HEADS[method].model_class)
-
-
-def _check_architecture(hf_config: HFConfig, method: str) -> None:
-    kind = _HEADS[method]
-    if not set(architectures_of(hf_config)) & set(kind.architectures):
+def _check_architecture(hf_config: HFConfig) -> None:
+    if not set(architectures_of(hf_config)) & set(eagle3.ARCHITECTURES):
         raise ConfigError(
-            f"architectures={architectures_of(hf_config)} in {hf_config.source} is not of {kind.name} head, which is "
-            f"one of: {', '.join(kind.architectures)}; for a model of its own, the method is draft_model"
+            f"architectures={architectures_of(hf_config)} in {hf_config.source} is not of an EAGLE-3 head, which is "
+            f"one of: {', '.join(eagle3.ARCHITECTURES)}; for a model of its own, the method is draft_model"
         )
 
 

@@ -8,6 +8,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 
 
 class Ernie4_5DecoderLayer(PreNormDecoderLayer):
@@ -34,3 +35,11 @@ class Ernie4_5ForCausalLM(CausalLM):
     def options(cls, scope: LayerScope) -> DecoderOptions:
         del scope
         return DecoderOptions(tied_by_default=True)
+
+
+FAMILY = Family(
+    "ERNIE 4.5 (dense)",
+    (Ernie4_5ForCausalLM,),
+    "interleaved RoPE",
+    other_names={"Ernie4_5_ForCausalLM": Ernie4_5ForCausalLM},
+)

@@ -11,6 +11,7 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 
 
 class Ernie45MoeDecoderLayer(PreNormDecoderLayer):
@@ -28,6 +29,7 @@ class Ernie45MoeDecoderLayer(PreNormDecoderLayer):
 
 class Ernie4_5_MoeForCausalLM(CausalLM):
     layer_class = Ernie45MoeDecoderLayer
+    renames = (("mlp.moe_statics.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -68,6 +70,13 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
         mlp,
         routing=routing,
         intermediate_size=expert_size,
-        selection_bias_name="moe_statics.e_score_correction_bias",
+        use_selection_bias=True,
         shared_experts=GatedMLP(mlp / "shared_experts", intermediate_size=shared_size) if shared_size else None,
     )
+
+
+FAMILY = Family(
+    "ERNIE 4.5 MoE",
+    (Ernie4_5_MoeForCausalLM,),
+    "interleaved RoPE, experts by softmax with a selection bias, shared experts",
+)

@@ -9,6 +9,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 
 
 class Exaone4DecoderLayer(PostNormDecoderLayer):
@@ -30,3 +31,11 @@ def _span_and_rope(scope: LayerScope) -> tuple[AttentionSpan, bool]:
         return uniform_span(config, None), True
     kind = layer_type(config, scope.layer_index, full_every=4)
     return layer_span(config, kind, default_window=4096), kind == SLIDING_ATTENTION
+
+
+FAMILY = Family(
+    "EXAONE 4",
+    (Exaone4ForCausalLM,),
+    "norms after attention and feed-forward, and on heads; a window and RoPE in three of four layers and "
+    "neither in the fourth, or RoPE everywhere",
+)

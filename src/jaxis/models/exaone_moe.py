@@ -8,6 +8,7 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     ignore_sizes_of_other_layers,
@@ -38,15 +39,15 @@ class ExaoneMoeDecoderLayer(PreNormDecoderLayer):
             mlp=dense_or_sparse(
                 scope,
                 routing,
-                is_sparse=is_sparse_layer(scope, default_first_sparse=1),
+                is_sparse=is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=1),
                 num_shared_experts=config.get("num_shared_experts", 1),
-                selection_bias_name="e_score_correction_bias",
             ),
         )
 
 
 class ExaoneMoeForCausalLM(CausalLM):
     layer_class = ExaoneMoeDecoderLayer
+    renames = (("mlp.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -59,3 +60,11 @@ class ExaoneMoeForCausalLM(CausalLM):
     def options(cls, scope: LayerScope) -> DecoderOptions:
         del scope
         return DecoderOptions(prediction_modules=("mtp.",))
+
+
+FAMILY = Family(
+    "K-EXAONE",
+    (ExaoneMoeForCausalLM,),
+    "norms on heads, a window and RoPE in three of four layers and neither in the fourth, DeepSeek V3's routing",
+    other_names={"ExaoneMoEForCausalLM": ExaoneMoeForCausalLM},
+)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jax
 
 from jaxis.config.hf_config import HFConfig
@@ -17,6 +15,7 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 from jaxis.models.common.mamba import check_mamba_keys, mamba_of_prefixed_keys
 
 
@@ -36,10 +35,10 @@ class FalconH1DecoderLayer(JaxModule):
             multipliers=tuple(config.get("ssm_multipliers", ())) or None,
         )
         self.self_attn = _attention(scope / "self_attn")
-        self.pre_ff_layernorm = rms_norm(scope)
+        self.post_attention_layernorm = rms_norm(scope)
         gate_multiplier, output_multiplier = config.get("mlp_multipliers", (1.0, 1.0))
-        self.feed_forward = GatedMLP(
-            scope / "feed_forward",
+        self.mlp = GatedMLP(
+            scope / "mlp",
             use_bias=config.get("mlp_bias", False),
             multipliers=(gate_multiplier, output_multiplier),
         )
@@ -53,7 +52,7 @@ class FalconH1DecoderLayer(JaxModule):
         # Rounded, so that no product is fused with the sum: x must not depend on what a program makes of it.
         from_state = materialize(scaled(from_state, self.ssm_out_multiplier))
         x = x + (from_state + materialize(scaled(attended, self.attention_out_multiplier)))
-        return (state, kv_cache), x + materialize(self.feed_forward(self.pre_ff_layernorm(x)))
+        return (state, kv_cache), x + materialize(self.mlp(self.post_attention_layernorm(x), metadata))
 
 
 def _attention(scope: LayerScope) -> GroupedQueryAttention:
@@ -67,7 +66,11 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
 
 class FalconH1ForCausalLM(CausalLM):
     layer_class = FalconH1DecoderLayer
-    tensor_names: ClassVar = {".final_layernorm.": ".norm."}
+    renames = (
+        ("model.final_layernorm", "model.norm"),
+        ("pre_ff_layernorm", "post_attention_layernorm"),
+        ("feed_forward", "mlp"),
+    )
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -86,3 +89,10 @@ class FalconH1ForCausalLM(CausalLM):
             embedding_multiplier=scope.config.get("embedding_multiplier", 1.0),
             logits_multiplier=scope.config.get("lm_head_multiplier", 1.0),
         )
+
+
+FAMILY = Family(
+    "Falcon-H1",
+    (FalconH1ForCausalLM,),
+    "Mamba2 and attention side by side in each layer, multipliers on nearly everything",
+)

@@ -7,6 +7,7 @@ from jaxis.config.layer_types import layer_span, layer_type
 from jaxis.layers.decoder_layer import SandwichNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.family import Family
 from jaxis.models.common.gemma import GemmaCausalLM, gemma_mlp, gemma_norm
 
 
@@ -40,3 +41,11 @@ class Gemma2ForCausalLM(GemmaCausalLM):
         super().check_config(config)
         # The first checkpoints have the window under two names.
         config.expect("sliding_window_size", config.get("sliding_window"))
+
+
+FAMILY = Family(
+    "Gemma 2",
+    (Gemma2ForCausalLM,),
+    "norms before and after, soft caps, a window in every other layer",
+    gguf=("gemma2",),
+)

@@ -9,6 +9,7 @@ from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import SandwichNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.family import Family
 from jaxis.models.common.gemma import GemmaCausalLM, gemma_mlp, gemma_norm
 from jaxis.models.common.text_part import TextPart
 
@@ -51,3 +52,11 @@ class Gemma3ForConditionalGeneration(TextPart, Gemma3ForCausalLM):
     text_model_types = ("gemma3_text",)
     other_parts = ("vision_tower", "multi_modal_projector")
     other_keys = ("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
+
+
+FAMILY = Family(
+    "Gemma 3 (text)",
+    (Gemma3ForCausalLM, Gemma3ForConditionalGeneration),
+    "a window in five of six layers, with its own RoPE; norms on heads",
+    gguf=("gemma3",),
+)

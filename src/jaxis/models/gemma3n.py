@@ -1,27 +1,101 @@
 """Gemma 3n, text: several hidden states a token, of which layers compute one, low-rank residuals, sparse activations,
-embeddings of each layer's own, and layers that attend to the keys and values of an earlier one."""
+embeddings of each layer's own, and layers that attend to the keys and values of an earlier one.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import jax
 
+from jaxis.config.attention_span import AttentionSpan
 from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import layer_span, layer_type
+from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.errors import ConfigError
-from jaxis.layers.altup import AltUp, join_states, split_states
+from jaxis.layers.altup import AltUp, GaussianTopK, Laurel, SparseGLU, join_states, split_states
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput, SandwichNormDecoderLayer
-from jaxis.layers.gaussian_top_k import GaussianTopK, SparseGLU
-from jaxis.layers.laurel import Laurel
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import DecoderOptions, LayerClass
+from jaxis.models.common.family import Family
 from jaxis.models.common.gemma import gemma_activation, gemma_mlp
-from jaxis.models.common.gemma3n_layers import Gemma3nLayer
 from jaxis.models.common.layer_embeddings import LayerEmbeddingsModel
-from jaxis.models.common.shared_caches import SharedCacheCausalLM, own_or_shared_attention
+from jaxis.models.common.shared_caches import SharedCacheCausalLM, cache_owner, own_or_shared_attention
 from jaxis.models.common.text_part import InnerTextPart
+
+# What config.json says of each of Gemma 3n's layers.
+
+
+FULL_EVERY = 5
+_SPARSE_LAYERS, _SPARSITY = 10, 0.95  # of a config.json that does not say
+
+
+@dataclass(frozen=True)
+class Gemma3nLayer:
+    """A layer's attention, and its feed-forward block.
+
+    Attributes:
+      shares_cache_of: The layer whose keys and values this one attends to; None if it has its own.
+      rope: Its rope.
+      span: The tokens that a token sees.
+      intermediate_size: F.
+      sparsity: The share of the gates that are to be 0; 0 for a block that is not sparse.
+    """
+
+    shares_cache_of: int | None
+    rope: RopeConfig
+    span: AttentionSpan
+    intermediate_size: int
+    sparsity: float
+
+    @classmethod
+    def of(cls, config: HFConfig, index: int) -> Gemma3nLayer:
+        """Reads the layer's settings.
+
+        Raises:
+          ConfigError: A key is missing or has no value for the layer, or no layer has the cache that it should share.
+        """
+        kinds = [layer_type(config, i, full_every=FULL_EVERY) for i in range(config["num_hidden_layers"])]
+        return cls(
+            cache_owner(config, kinds, index, default_sharing=15),
+            rope_config(config, kinds[index]),
+            layer_span(config, kinds[index], default_window=512),
+            _intermediate_size(config, index),
+            _sparsity(config, index),
+        )
+
+
+def _intermediate_size(config: HFConfig, index: int) -> int:
+    sizes = config["intermediate_size"]
+    size = _of_layer(config, "intermediate_size", sizes, index) if isinstance(sizes, list) else sizes
+    if type(size) is not int or size < 1:
+        raise ConfigError(f"{config.source} has intermediate_size={size!r}, expected integers of at least 1")
+    return size
+
+
+def _sparsity(config: HFConfig, index: int) -> float:
+    listed = config.get("activation_sparsity_pattern")
+    if listed is None:
+        is_sparse = index < _SPARSE_LAYERS < config["num_hidden_layers"]
+        return _SPARSITY if is_sparse else 0.0
+    sparsity = _of_layer(config, "activation_sparsity_pattern", listed, index)
+    if type(sparsity) not in (int, float) or not 0 <= sparsity < 1:
+        raise ConfigError(
+            f"{config.source} has activation_sparsity_pattern with {sparsity!r} for layer {index}, expected a number "
+            "from 0 to less than 1: correct the file"
+        )
+    return float(sparsity)
+
+
+def _of_layer(config: HFConfig, key: str, listed: Any, index: int) -> Any:
+    if not isinstance(listed, list) or len(listed) != config["num_hidden_layers"]:
+        raise ConfigError(f"{key}={listed!r} in {config.source} has not one number for each layer: correct the file")
+    return listed[index]
 
 
 class Gemma3nDecoderLayer(SandwichNormDecoderLayer):
@@ -51,10 +125,12 @@ class Gemma3nDecoderLayer(SandwichNormDecoderLayer):
         predictions = self.altup.predict(x)
         active = predictions[:, self.altup.active]
         normed = self.input_layernorm(active)
-        kv_cache, attended = self.self_attn(kv_cache, normed, metadata)
+        kv_cache, attended = self.mixer(kv_cache, normed, metadata)
         residual = active + self.post_attention_layernorm(attended) + self.laurel(normed)
         residual = scaled(residual, 2**-0.5)
-        computed = residual + self.post_norm(self.mlp(self.pre_norm(residual)))
+        computed = residual + self.post_feedforward_layernorm(
+            self.mlp(self.pre_feedforward_layernorm(residual), metadata)
+        )
         corrected = self.altup.correct(predictions, computed)
         first = corrected[:, self.altup.active]
         if self.scales_corrected:
@@ -133,3 +209,13 @@ class Gemma3nForConditionalGeneration(InnerTextPart, Gemma3nForCausalLM):
         *("vision_config", "audio_config", "image_token_id", "audio_token_id", "boi_token_id", "eoi_token_id"),
         *("boa_token_id", "eoa_token_id", "vision_soft_tokens_per_image", "audio_soft_tokens_per_image"),
     )
+
+
+FAMILY = Family(
+    "Gemma 3n E2B, E4B (text)",
+    (Gemma3nForCausalLM, Gemma3nForConditionalGeneration),
+    "four hidden states a token, of which layers compute one (AltUp); residuals of a low rank (LAuReL); most "
+    "gates of the first ten layers are 0; embeddings of each layer's own; the last layers attend to the keys "
+    "and values of earlier ones",
+    tiny={"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": lambda twin: twin["vocab_size"]},
+)

@@ -1,12 +1,18 @@
 """Gemma 4, text: heads of another size in full layers, values that are keys, layers that attend to the keys and values
-of an earlier one, embeddings of each layer's own, and experts beside the dense feed-forward block."""
+of an earlier one, embeddings of each layer's own, and experts beside the dense feed-forward block.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import jax
 from flax import nnx
 
+from jaxis.config.attention_span import AttentionSpan
 from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import FULL_ATTENTION, layer_span, layer_type, settings_of_layer
+from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.errors import ConfigError
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput, SandwichNormDecoderLayer
@@ -19,11 +25,85 @@ from jaxis.layers.normed_router import NormedRouter
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import DecoderOptions, LayerClass
+from jaxis.models.common.family import Family
 from jaxis.models.common.gemma import gemma_activation, gemma_mlp
-from jaxis.models.common.gemma4_layers import Gemma4Layer
 from jaxis.models.common.layer_embeddings import LayerEmbeddingsModel
-from jaxis.models.common.shared_caches import SharedCacheCausalLM, own_or_shared_attention
+from jaxis.models.common.shared_caches import SharedCacheCausalLM, cache_owner, own_or_shared_attention
 from jaxis.models.common.text_part import InnerTextPart
+
+# What config.json says of each of Gemma 4's layers.
+
+
+FULL_EVERY = 6
+
+
+@dataclass(frozen=True)
+class Gemma4Layer:
+    """A layer's attention, and the size of its feed-forward block.
+
+    Attributes:
+      head_dim: D.
+      num_kv_heads: K.
+      values_are_keys: Whether one projection gives both.
+      shares_cache_of: The layer whose keys and values this one attends to; None if it has its own.
+      rope: Its rope.
+      span: The tokens that a token sees.
+      intermediate_size: F.
+    """
+
+    head_dim: int
+    num_kv_heads: int
+    values_are_keys: bool
+    shares_cache_of: int | None
+    rope: RopeConfig
+    span: AttentionSpan
+    intermediate_size: int
+
+    @classmethod
+    def of(cls, config: HFConfig, index: int) -> Gemma4Layer:
+        """Reads the layer's settings.
+
+        Raises:
+          ConfigError: A key is missing, or no layer has the cache that this one should share.
+        """
+        kind = _kind(config, index)
+        kinds = [_kind(config, i) for i in range(config["num_hidden_layers"])]
+        owner = cache_owner(config, kinds, index)
+        values_are_keys = config.get("attention_k_eq_v", False) and kind == FULL_ATTENTION
+        is_wide = config.get("use_double_wide_mlp", False) and owner is not None
+        head_dim, num_kv_heads = _head_sizes(config, index, kind)
+        return cls(
+            head_dim,
+            num_kv_heads,
+            values_are_keys,
+            owner,
+            rope_config(config, kind),
+            layer_span(config, kind, default_window=512),
+            config["intermediate_size"] * (2 if is_wide else 1),
+        )
+
+
+def _kind(config: HFConfig, index: int) -> str:
+    """The layer's type; the last layer sees everything, whatever `layer_types` says."""
+    kind = layer_type(config, index, full_every=FULL_EVERY)
+    return FULL_ATTENTION if index == config["num_hidden_layers"] - 1 else kind
+
+
+def _head_sizes(config: HFConfig, index: int, kind: str) -> tuple[int, int]:
+    """D and K: from `per_layer_config`, as later versions of the reference write them, or by the layer's kind."""
+    head_dim: int = config.get("head_dim", 256)
+    num_kv_heads: int = config.get("num_key_value_heads", 4)
+    if "per_layer_config" in config:
+        for key in ("global_head_dim", "num_global_key_value_heads"):
+            config.ignore(key, because="per_layer_config has the sizes")
+        own = settings_of_layer(config, index)
+        return own.get("head_dim", head_dim), own.get("num_key_value_heads", num_kv_heads)
+    if kind != FULL_ATTENTION:
+        return head_dim, num_kv_heads
+    if not config.get("attention_k_eq_v", False):
+        config.ignore("num_global_key_value_heads", because="the reference reads it only with attention_k_eq_v")
+        return config.get("global_head_dim", 512), num_kv_heads
+    return config.get("global_head_dim", 512), config.get("num_global_key_value_heads", num_kv_heads)
 
 
 class Gemma4DecoderLayer(SandwichNormDecoderLayer):
@@ -74,21 +154,21 @@ class Gemma4DecoderLayer(SandwichNormDecoderLayer):
         per_layer_input: jax.Array | None = None,
     ) -> LayerOutput:
         """x [T, E] and the layer's own embeddings [T, P], if it has any -> the updated cache and [T, E]."""
-        kv_cache, attended = self.self_attn(kv_cache, self.input_layernorm(x), metadata)
+        kv_cache, attended = self.mixer(kv_cache, self.input_layernorm(x), metadata)
         x = x + self.post_attention_layernorm(attended)
-        x = x + self.post_norm(self._feed_forward(x))
+        x = x + self.post_feedforward_layernorm(self._feed_forward(x, metadata))
         if self.per_layer_input_gate is not None and self.per_layer_projection is not None:
             assert per_layer_input is not None
             gated = self.activation(self.per_layer_input_gate(x)) * per_layer_input
             x = x + self.post_per_layer_input_norm(self.per_layer_projection(gated))
         return kv_cache, x * self.layer_scalar[...]
 
-    def _feed_forward(self, x: jax.Array) -> jax.Array:
+    def _feed_forward(self, x: jax.Array, metadata: AttentionMetadata) -> jax.Array:
         """x [T, E], not normed -> [T, E]."""
-        y = self.mlp(self.pre_norm(x))
+        y = self.mlp(self.pre_feedforward_layernorm(x), metadata)
         if self.router is None or self.experts is None:
             return y
-        of_experts = self.experts(self.pre_feedforward_layernorm_2(x), *self.router(x))
+        of_experts = self.experts(self.pre_feedforward_layernorm_2(x), *self.router(x), metadata)
         return self.post_feedforward_layernorm_1(y) + self.post_feedforward_layernorm_2(of_experts)
 
 
@@ -169,3 +249,23 @@ class Gemma4UnifiedForConditionalGeneration(InnerTextPart, Gemma4UnifiedForCausa
     text_model_types = ("gemma4_unified_text",)
     other_parts = ("model.vision_embedder", "model.embed_vision", "model.embed_audio")
     other_keys = _OTHER_KEYS
+
+
+FAMILY = Family(
+    "Gemma 4 E2B, E4B, 12B, 26B-A4B, 31B (text)",
+    (
+        Gemma4ForCausalLM,
+        Gemma4UnifiedForCausalLM,
+        Gemma4ForConditionalGeneration,
+        Gemma4UnifiedForConditionalGeneration,
+    ),
+    "a window in most layers; heads of 512 in the full ones, whose values are their keys from 12B on; the "
+    "last layers of E2B and E4B attend to the keys and values of earlier ones, and every layer has embeddings "
+    "of its own; 26B-A4B has 128 experts beside the dense feed-forward",
+    tiny={
+        "global_head_dim": 48,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 16,  # whose root is exact in bfloat16, as it is published
+        "vocab_size_per_layer_input": lambda twin: twin["vocab_size"],
+    },
+)

@@ -13,6 +13,7 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 
 
 class Glm4DecoderLayer(JaxModule):
@@ -33,7 +34,7 @@ class Glm4DecoderLayer(JaxModule):
         )
         self.post_self_attn_layernorm = rms_norm(scope)
         self.post_attention_layernorm = rms_norm(scope)
-        self.mlp = GatedMLP(scope / "mlp", packed_gate_up="gate_up_proj")
+        self.mlp = GatedMLP(scope / "mlp", packed_gate_up=True)
         self.post_mlp_layernorm = rms_norm(scope)
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
@@ -45,3 +46,11 @@ class Glm4DecoderLayer(JaxModule):
 
 class Glm4ForCausalLM(CausalLM):
     layer_class = Glm4DecoderLayer
+
+
+FAMILY = Family(
+    "GLM-4 (0414)",
+    (Glm4ForCausalLM,),
+    "norms before and after, interleaved partial RoPE, packed gate and up projections",
+    gguf=("glm4",),
+)

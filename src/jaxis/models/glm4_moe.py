@@ -7,6 +7,7 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import dense_or_sparse, ignore_sizes_of_other_layers, sigmoid_routing
 
@@ -43,5 +44,8 @@ class Glm4MoeForCausalLM(CausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         number = scope.config.get("num_nextn_predict_layers", 1)
-        layers = PredictionNames.numbered(cls.decoder_name, scope.config["num_hidden_layers"], number)
-        return DecoderOptions(num_prediction_layers=number, prediction=layers)
+        names = PredictionNames.numbered(scope.config["num_hidden_layers"])
+        return DecoderOptions(num_prediction_layers=number, prediction=names if number else None)
+
+
+FAMILY = Family("GLM-4.5, 4.6", (Glm4MoeForCausalLM,), "partial RoPE, DeepSeek V3's routing", gguf=("glm4moe",))

@@ -8,7 +8,8 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import DecoderOptions
-from jaxis.models.common.sparse_latent import SparseLatentCausalLM, SparseLatentDecoderLayer
+from jaxis.models.common.family import Family
+from jaxis.models.common.sparse_latent import TINY_INDEXER, SparseLatentCausalLM, SparseLatentDecoderLayer
 
 _SCHEDULE_KEYS = ("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
 _HAS_INDEXER = {"full": True, "shared": False, "F": True, "S": False}
@@ -42,8 +43,10 @@ class GlmMoeDsaForCausalLM(SparseLatentCausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         options = super().options(scope)
-        prediction = [dataclasses.replace(each, layer_class=GlmMoeDsaPredictionLayer) for each in options.prediction]
-        return dataclasses.replace(options, prediction=tuple(prediction))
+        if options.prediction is None:
+            return options
+        prediction = dataclasses.replace(options.prediction, layer_class=GlmMoeDsaPredictionLayer)
+        return dataclasses.replace(options, prediction=prediction)
 
 
 def _has_indexer(config: HFConfig) -> list[bool]:
@@ -67,3 +70,11 @@ def _has_indexer(config: HFConfig) -> list[bool]:
             "'full' of the first"
         )
     return [bool(each) for each in found]
+
+
+FAMILY = Family(
+    "GLM-5 to 5.3",
+    (GlmMoeDsaForCausalLM,),
+    "as DeepSeek V3.2; from 5.2 on, three of four layers use the selection of an earlier one",
+    tiny=TINY_INDEXER,
+)

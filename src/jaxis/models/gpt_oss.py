@@ -12,6 +12,7 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 
 
 class GptOssDecoderLayer(PreNormDecoderLayer):
@@ -39,13 +40,13 @@ class GptOssDecoderLayer(PreNormDecoderLayer):
                 gated_unit=ClampedGLU(config.get("swiglu_limit", 7.0), config.get("swiglu_alpha", 1.702)),
                 use_bias=True,
                 stack_layout=StackLayout(transposed=True, interleaved=True),
-                router_name="router",
             ),
         )
 
 
 class GptOssForCausalLM(CausalLM):
     layer_class = GptOssDecoderLayer
+    renames = (("mlp.router", "mlp.gate"),)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -56,3 +57,12 @@ class GptOssForCausalLM(CausalLM):
         config.expect("experts_per_token", config["num_experts_per_tok"])
         rope = config.get("rope_scaling", config.get("rope_parameters", {}))
         config.expect("initial_context_length", rope.get("original_max_position_embeddings"))
+
+
+FAMILY = Family(
+    "GPT-OSS",
+    (GptOssForCausalLM,),
+    "attention sinks, a window in every other layer, clamped gated unit, biases everywhere",
+    formats=("MXFP4",),
+    gguf=("gpt-oss",),
+)

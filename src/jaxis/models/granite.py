@@ -9,6 +9,7 @@ from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_sp
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.family import Family
 from jaxis.models.common.granite import GraniteBaseDecoderLayer, GraniteCausalLM
 
 
@@ -43,3 +44,14 @@ class GraniteForCausalLM(GraniteCausalLM):
 class GraniteSWAForCausalLM(GraniteCausalLM):
     layer_class = GraniteSWADecoderLayer
     tied_by_default = True
+
+
+FAMILY = Family(
+    "Granite 3", (GraniteForCausalLM,), "multipliers on embeddings, residuals, scores and logits", gguf=("granite",)
+)
+
+GRANITE_SWA_FAMILY = Family(
+    "Granite SWA",
+    (GraniteSWAForCausalLM,),
+    "as Granite 3, with attention sinks, a window in three of four layers, and a RoPE base for each layer",
+)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.granite import GRANITE_EXPERT_NAMES, GraniteBaseDecoderLayer, GraniteCausalLM, granite_moe
+from jaxis.models.common.family import Family
+from jaxis.models.common.granite import GRANITE_MOE_RENAMES, GraniteBaseDecoderLayer, GraniteCausalLM, granite_moe
 
 
 class GraniteMoeDecoderLayer(GraniteBaseDecoderLayer):
-    feed_forward_name = "block_sparse_moe"
-
     def __init__(self, scope: LayerScope) -> None:
-        super().__init__(scope, granite_moe(scope / "block_sparse_moe"))
+        super().__init__(scope, granite_moe(scope / "mlp"))
 
 
 class GraniteMoeForCausalLM(GraniteCausalLM):
     layer_class = GraniteMoeDecoderLayer
-    tensor_names: ClassVar = GRANITE_EXPERT_NAMES
+    renames = GRANITE_MOE_RENAMES
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.expect("norm_topk_prob", True)
+
+
+FAMILY = Family(
+    "Granite 3 MoE", (GraniteMoeForCausalLM,), "as Granite 3, with experts stored in one tensor a projection"
+)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jax
 
 from jaxis.config.hf_config import HFConfig
@@ -15,8 +13,9 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.granite import GRANITE_EXPERT_NAMES, GraniteCausalLM, granite_attention, granite_moe
-from jaxis.models.common.mamba import check_mamba_keys, has_mamba, ignore_rope, mamba_of_prefixed_keys
+from jaxis.models.common.family import Family
+from jaxis.models.common.granite import GRANITE_MOE_RENAMES, GraniteCausalLM, granite_attention, granite_moe
+from jaxis.models.common.mamba import TINY_MAMBA2, check_mamba_keys, has_mamba, ignore_rope, mamba_of_prefixed_keys
 
 
 class GraniteMoeHybridDecoderLayer(JaxModule):
@@ -24,7 +23,7 @@ class GraniteMoeHybridDecoderLayer(JaxModule):
         config = scope.config
         self.residual_multiplier = config.get("residual_multiplier", 1.0)
         self.input_layernorm = rms_norm(scope)
-        self.mamba = self.self_attn = self.block_sparse_moe = None
+        self.mamba = self.self_attn = self.mlp = None
         if has_mamba(config, scope.layer_index):
             self.mamba = mamba_of_prefixed_keys(scope / "mamba")
         else:
@@ -32,12 +31,11 @@ class GraniteMoeHybridDecoderLayer(JaxModule):
             self.self_attn = granite_attention(scope / "self_attn", use_rope=use_rope)
         self.post_attention_layernorm = rms_norm(scope)
         if config.get("num_local_experts", 8):
-            self.block_sparse_moe = granite_moe(scope / "block_sparse_moe")
+            self.mlp = granite_moe(scope / "mlp")
         self.shared_mlp = GatedMLP(
             scope / "shared_mlp",
             intermediate_size=config["shared_intermediate_size"],
-            packed_gate_up="input_linear",
-            projection_names=("gate_proj", "up_proj", "output_linear"),
+            packed_gate_up=True,
         )
 
     def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
@@ -49,14 +47,18 @@ class GraniteMoeHybridDecoderLayer(JaxModule):
         x = x + materialize(scaled(mixed, self.residual_multiplier))
         normalised = self.post_attention_layernorm(x)
         fed = self.shared_mlp(normalised)
-        if self.block_sparse_moe is not None:
-            fed = self.block_sparse_moe(normalised) + fed
+        if self.mlp is not None:
+            fed = self.mlp(normalised, metadata) + fed
         return kv_cache, x + materialize(scaled(fed, self.residual_multiplier))
 
 
 class GraniteMoeHybridForCausalLM(GraniteCausalLM):
     layer_class = GraniteMoeHybridDecoderLayer
-    tensor_names: ClassVar = GRANITE_EXPERT_NAMES
+    renames = (
+        *GRANITE_MOE_RENAMES,
+        ("shared_mlp.input_linear", "shared_mlp.gate_up_proj"),
+        ("shared_mlp.output_linear", "shared_mlp.down_proj"),
+    )
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -72,3 +74,12 @@ class GraniteMoeHybridForCausalLM(GraniteCausalLM):
         if not config.get("num_local_experts", 8):
             for key in ("num_experts_per_tok", "intermediate_size"):
                 config.ignore(key, because="there are no experts")
+
+
+FAMILY = Family(
+    "Granite 4",
+    (GraniteMoeHybridForCausalLM,),
+    "Mamba2 in most layers, attention without RoPE (or attention with RoPE alone), Granite's multipliers, "
+    "experts beside a dense block",
+    tiny={**TINY_MAMBA2, "shared_intermediate_size": 80},
+)

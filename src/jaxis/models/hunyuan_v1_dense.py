@@ -9,7 +9,8 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
-from jaxis.models.common.hunyuan import check_hunyuan_keys
+from jaxis.models.common.family import Family
+from jaxis.models.common.hunyuan import HUNYUAN_RENAMES, check_hunyuan_keys
 
 
 class HunYuanDenseV1DecoderLayer(PreNormDecoderLayer):
@@ -23,7 +24,6 @@ class HunYuanDenseV1DecoderLayer(PreNormDecoderLayer):
                 scope / "self_attn",
                 rope_settings=rope_config_with_alpha(config, head_dim),
                 qk_norm=True,
-                qk_norm_names=("query_layernorm", "key_layernorm"),
                 norm_after_rope=True,
                 qkv_bias=use_bias,
                 o_bias=use_bias,
@@ -34,7 +34,15 @@ class HunYuanDenseV1DecoderLayer(PreNormDecoderLayer):
 
 class HunYuanDenseV1ForCausalLM(CausalLM):
     layer_class = HunYuanDenseV1DecoderLayer
+    renames = HUNYUAN_RENAMES
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         check_hunyuan_keys(config)
+
+
+FAMILY = Family(
+    "Hunyuan 0.5B to 7B",
+    (HunYuanDenseV1ForCausalLM,),
+    "norms on heads after RoPE, whose base is larger by a fixed alpha",
+)

@@ -11,7 +11,8 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
-from jaxis.models.common.hunyuan import check_hunyuan_keys
+from jaxis.models.common.family import Family
+from jaxis.models.common.hunyuan import HUNYUAN_RENAMES, check_hunyuan_keys
 
 
 class HunYuanMoEV1DecoderLayer(PreNormDecoderLayer):
@@ -33,22 +34,20 @@ class HunYuanMoEV1DecoderLayer(PreNormDecoderLayer):
                 qkv_bias=use_bias,
                 o_bias=use_bias,
                 qk_norm=True,
-                qk_norm_names=("query_layernorm", "key_layernorm"),
                 norm_after_rope=True,
             ),
             mlp=SparseMoE(
                 mlp,
                 routing=routing,
                 intermediate_size=config["intermediate_size"],
-                router_name="gate.wg",
-                shared_experts=GatedMLP(mlp / "shared_mlp"),
-                shared_experts_name="shared_mlp",
+                shared_experts=GatedMLP(mlp / "shared_experts"),
             ),
         )
 
 
 class HunYuanMoEV1ForCausalLM(CausalLM):
     layer_class = HunYuanMoEV1DecoderLayer
+    renames = (*HUNYUAN_RENAMES, ("mlp.gate.wg", "mlp.gate"), ("mlp.shared_mlp", "mlp.shared_experts"))
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -69,3 +68,8 @@ def _of_layer(scope: LayerScope, key: str) -> int:
     """A setting that is one number, or a list with one for each layer."""
     value = scope.config[key]
     return value[scope.layer_index] if isinstance(value, list) else value
+
+
+FAMILY = Family(
+    "Hunyuan A13B", (HunYuanMoEV1ForCausalLM,), "norms on heads after RoPE, 64 experts beside one shared block"
+)

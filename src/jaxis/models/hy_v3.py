@@ -8,6 +8,7 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 from jaxis.models.common.sparse_layers import (
     dense_or_sparse,
     ignore_sizes_of_other_layers,
@@ -39,18 +40,20 @@ class HYV3DecoderLayer(PreNormDecoderLayer):
             mlp=dense_or_sparse(
                 scope,
                 routing,
-                is_sparse=is_sparse_layer(scope, default_first_sparse=1),
+                is_sparse=is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=1),
                 num_shared_experts=config.get("num_shared_experts", 1),
                 use_bias=config.get("mlp_bias", False),
-                router_name="router.gate",
-                selection_bias_name="expert_bias",
-                shared_experts_name="shared_mlp",
             ),
         )
 
 
 class HYV3ForCausalLM(CausalLM):
     layer_class = HYV3DecoderLayer
+    renames = (
+        ("mlp.router.gate", "mlp.gate"),
+        ("mlp.expert_bias", "mlp.gate.e_score_correction_bias"),
+        ("mlp.shared_mlp", "mlp.shared_experts"),
+    )
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -65,3 +68,8 @@ class HYV3ForCausalLM(CausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         return DecoderOptions(num_prediction_layers=scope.config.get("num_nextn_predict_layers", 1))
+
+
+FAMILY = Family(
+    "Hy3", (HYV3ForCausalLM,), "norms on heads, 192 experts by sigmoid with a selection bias, a shared expert"
+)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
@@ -14,12 +12,11 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 from jaxis.models.common.mamba import check_mamba_keys, ignore_rope
 
 
 class JambaDecoderLayer(PreNormDecoderLayer):
-    feed_forward_norm_name, feed_forward_name = "pre_ff_layernorm", "feed_forward"
-
     def __init__(self, scope: LayerScope) -> None:
         if _has_attention(scope.config, scope.layer_index):
             name, mixer = "self_attn", GroupedQueryAttention(scope / "self_attn", use_rope=False)
@@ -30,7 +27,12 @@ class JambaDecoderLayer(PreNormDecoderLayer):
 
 class JambaForCausalLM(CausalLM):
     layer_class = JambaDecoderLayer
-    tensor_names: ClassVar = {".final_layernorm.": ".norm."}
+    renames = (
+        ("model.final_layernorm", "model.norm"),
+        ("pre_ff_layernorm", "post_attention_layernorm"),
+        ("feed_forward", "mlp"),
+        ("mlp.router", "mlp.gate"),
+    )
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -65,11 +67,11 @@ def _mamba(scope: LayerScope) -> Mamba1:
 
 def _feed_forward(scope: LayerScope) -> FeedForward:
     config, num_experts = scope.config, scope.config.get("num_experts", 16)
-    block = scope / "feed_forward"
+    block = scope / "mlp"
     if num_experts == 1 or not _has_experts(config, scope.layer_index):
         return GatedMLP(block)
     routing = Routing(num_experts=num_experts, num_experts_per_token=config.get("num_experts_per_tok", 2))
-    return SparseMoE(block, routing=routing, intermediate_size=config["intermediate_size"], router_name="router")
+    return SparseMoE(block, routing=routing, intermediate_size=config["intermediate_size"])
 
 
 def _has_attention(config: HFConfig, layer_index: int) -> bool:
@@ -101,3 +103,11 @@ def _block_types(config: HFConfig) -> list[str]:
     """The types of the layers, which some config.json files also list."""
     layers = range(config["num_hidden_layers"])
     return ["attention" if _has_attention(config, layer) else "mamba" for layer in layers]
+
+
+FAMILY = Family(
+    "Jamba, Jamba 1.5, Jamba2, Jamba Reasoning",
+    (JambaForCausalLM,),
+    "Mamba with norms on its time steps, B and C; attention without RoPE in one of eight layers or fewer; 16 "
+    "experts in every other layer, or none",
+)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxis.config.hf_config import HFConfig
+from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, SelfAttention
-from jaxis.layers.mlp import GatedMLP
-from jaxis.layers.moe import ROUTER_BIAS
+from jaxis.layers.mlp import FeedForward, GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 from jaxis.models.common.kda_hybrid import (
     hybrid_latent_attention,
     hybrid_moe,
@@ -19,30 +22,21 @@ from jaxis.models.common.mamba import ignore_rope
 from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, is_sparse_layer
 
 
-class KimiLinearDenseLayer(PreNormDecoderLayer):
+class KimiLinearDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        super().__init__(scope, self_attn=_mixer(scope / "self_attn"), mlp=GatedMLP(scope / "mlp"))
-
-
-class KimiLinearSparseLayer(PreNormDecoderLayer):
-    feed_forward_name = "block_sparse_moe"
-
-    def __init__(self, scope: LayerScope) -> None:
-        routing = hybrid_routing(scope.config)
-        experts = hybrid_moe(scope / "block_sparse_moe", routing=routing, selection_bias_name=ROUTER_BIAS)
-        super().__init__(scope, self_attn=_mixer(scope / "self_attn"), mlp=experts)
-
-
-def _layer(scope: LayerScope) -> PreNormDecoderLayer:
-    is_sparse = is_sparse_layer(scope, default_first_sparse=1)
-    return KimiLinearSparseLayer(scope) if is_sparse else KimiLinearDenseLayer(scope)
+        mlp: FeedForward
+        if is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=1):
+            mlp = hybrid_moe(scope / "mlp", routing=hybrid_routing(scope.config))
+        else:
+            mlp = GatedMLP(scope / "mlp")
+        super().__init__(scope, self_attn=_mixer(scope / "self_attn"), mlp=mlp)
 
 
 def _mixer(scope: LayerScope) -> SelfAttention:
     config = scope.config
     # Files that transformers saves have no such object, but `layer_types` and sizes of other names.
     linear: HFConfig = config.get("linear_attn_config") or HFConfig({}, source=config.source)
-    is_linear = listed_as_linear(scope)
+    is_linear = listed_as_linear(config, scope.layer_index)
     if is_linear is None:
         is_linear = scope.layer_index + 1 in linear["kda_layers"]  # which counts from 1
     for key in ("kda_layers", "full_attn_layers"):
@@ -61,7 +55,14 @@ def _mixer(scope: LayerScope) -> SelfAttention:
 
 
 class KimiLinearForCausalLM(CausalLM):
-    layer_class = staticmethod(_layer)
+    layer_class = KimiLinearDecoderLayer
+
+    @classmethod
+    def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
+        """See `CausalLM`; only sparse layers have another name of their block."""
+        layers = range(config["num_hidden_layers"])
+        sparse = [i for i in layers if is_sparse_layer(config, i, default_first_sparse=1)]
+        return tuple((f"layers.{i}.block_sparse_moe", f"layers.{i}.mlp") for i in sparse)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -77,3 +78,11 @@ class KimiLinearForCausalLM(CausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         return DecoderOptions(num_prediction_layers=scope.config.get("num_nextn_predict_layers", 0))
+
+
+FAMILY = Family(
+    "Kimi Linear",
+    (KimiLinearForCausalLM,),
+    "Kimi Delta Attention, whose state of a fixed size decays channel by channel, in three of four layers; "
+    "latent attention without RoPE in the others; 256 experts by sigmoid with a selection bias",
+)

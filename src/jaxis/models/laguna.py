@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, listed_layer_type
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import FeedForward, GatedMLP
-from jaxis.layers.moe import ROUTER_BIAS, SparseMoE
+from jaxis.layers.moe import SparseMoE
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 from jaxis.models.common.sparse_layers import is_sparse_layer
 
 
@@ -53,7 +52,10 @@ class LagunaDecoderLayer(PreNormDecoderLayer):
 
 class LagunaForCausalLM(CausalLM):
     layer_class = LagunaDecoderLayer
-    tensor_names: ClassVar = {".mlp.experts.e_score_correction_bias": f".mlp.{ROUTER_BIAS}"}
+    renames = (
+        ("mlp.experts.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),
+        ("mlp.shared_expert", "mlp.shared_experts"),
+    )
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -83,14 +85,18 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
         renormalize=True,
         scaling_factor=config.get("moe_routed_scaling_factor", 1.0),
     )
-    if not is_sparse_layer(scope, default_first_sparse=1):
+    if not is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=1):
         return GatedMLP(mlp)
     shared_size = config["shared_expert_intermediate_size"]
     return SparseMoE(
         mlp,
         routing=routing,
         intermediate_size=config["moe_intermediate_size"],
-        selection_bias_name=ROUTER_BIAS,
-        shared_experts=GatedMLP(mlp / "shared_expert", intermediate_size=shared_size),
-        shared_experts_name="shared_expert",
+        use_selection_bias=True,
+        shared_experts=GatedMLP(mlp / "shared_experts", intermediate_size=shared_size),
     )
+
+
+FAMILY = Family(
+    "Laguna", (LagunaForCausalLM,), "attention with a softplus gate per head, windows with more heads; sigmoid experts"
+)

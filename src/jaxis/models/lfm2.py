@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.family import Family
 from jaxis.models.common.lfm import LfmCausalLM, LfmDecoderLayer, lfm_mlp
 
 
 class Lfm2DecoderLayer(LfmDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        super().__init__(scope, lfm_mlp(scope / "feed_forward", intermediate_size=_intermediate_size(scope.config)))
+        super().__init__(scope, lfm_mlp(scope / "mlp", intermediate_size=_intermediate_size(scope.config)))
 
 
 class Lfm2ForCausalLM(LfmCausalLM):
@@ -24,3 +25,17 @@ def _intermediate_size(config: HFConfig) -> int:
     multiple: int = config.get("block_multiple_of", 256)
     size = int(config.get("block_ffn_dim_multiplier", 1.0) * (2 * size // 3))
     return -(-size // multiple) * multiple
+
+
+FAMILY = Family(
+    "LFM2, LFM2.5 (dense)",
+    (Lfm2ForCausalLM,),
+    "short convolutions in place of attention in two of three layers",
+    gguf=("lfm2",),
+    tiny={
+        "block_dim": lambda twin: twin["hidden_size"],
+        "conv_dim": lambda twin: twin["hidden_size"],
+        "conv_dim_out": lambda twin: twin["hidden_size"],
+        "block_ff_dim": 96,
+    },
+)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.family import Family
 from jaxis.models.common.lfm import LfmCausalLM, LfmDecoderLayer, lfm_mlp
 
 
 class Lfm2MoeDecoderLayer(LfmDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         is_dense = scope.layer_index < scope.config.get("num_dense_layers", 2)
-        super().__init__(scope, lfm_mlp(scope / "feed_forward") if is_dense else _moe(scope / "feed_forward"))
+        super().__init__(scope, lfm_mlp(scope / "mlp") if is_dense else _moe(scope / "mlp"))
 
 
 class Lfm2MoeForCausalLM(LfmCausalLM):
@@ -32,5 +33,10 @@ def _moe(scope: LayerScope) -> SparseMoE:
         scope,
         routing=routing,
         intermediate_size=config["moe_intermediate_size"],
-        selection_bias_name="expert_bias" if config.get("use_expert_bias", True) else None,
+        use_selection_bias=config.get("use_expert_bias", True),
     )
+
+
+FAMILY = Family(
+    "LFM2 MoE", (Lfm2MoeForCausalLM,), "as LFM2, with sigmoid routing and a selection bias", gguf=("lfm2moe",)
+)

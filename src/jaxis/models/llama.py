@@ -7,6 +7,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 
 
 class LlamaDecoderLayer(PreNormDecoderLayer):
@@ -21,3 +22,12 @@ class LlamaDecoderLayer(PreNormDecoderLayer):
 
 class LlamaForCausalLM(CausalLM):
     layer_class = LlamaDecoderLayer
+
+
+FAMILY = Family(
+    "Llama 2, 3, 3.1, 3.2 (text), 3.3; InternLM3; IQuest-Coder",
+    (LlamaForCausalLM,),
+    "grouped-query attention, llama3 RoPE scaling",
+    gguf=("llama",),
+    other_names={"IQuestCoderForCausalLM": LlamaForCausalLM, "InternLM3ForCausalLM": LlamaForCausalLM},
+)

@@ -12,23 +12,29 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention, MakeHead
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mlp import FeedForward, GatedMLP
 from jaxis.layers.moe import SparseMoE
-from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.routing import Routing
+from jaxis.layers.scale import QueryScale
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 from jaxis.models.common.no_rope_layers import has_rope
 from jaxis.models.common.text_part import TextPart
 
 
 class Llama4DecoderLayer(PreNormDecoderLayer):
-    feed_forward_name = "feed_forward"
-
     def __init__(self, scope: LayerScope) -> None:
         super().__init__(scope, self_attn=_attention(scope), mlp=_feed_forward(scope))
 
 
 class Llama4ForCausalLM(CausalLM):
     layer_class = Llama4DecoderLayer
+    renames = (
+        ("self_attn.qk_norm", "self_attn.k_norm"),  # one module without a weight
+        ("self_attn.qk_norm", "self_attn.q_norm"),
+        ("feed_forward", "mlp"),
+        ("mlp.router", "mlp.gate"),
+        ("mlp.shared_expert", "mlp.shared_experts"),
+    )
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -60,7 +66,6 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
         rope_settings=rope_config(config),
         interleaved_rope=True,
         qk_norm=_l2_norm(scope) if has_norm and is_rotated else False,
-        qk_norm_names=("qk_norm", "qk_norm"),
         norm_after_rope=True,
         query_scale=_temperature(config) if has_temperature and not is_rotated else None,
         span=_span(scope),
@@ -89,7 +94,7 @@ def _span(scope: LayerScope) -> AttentionSpan:
 
 
 def _feed_forward(scope: LayerScope) -> FeedForward:
-    config, block = scope.config, scope / "feed_forward"
+    config, block = scope.config, scope / "mlp"
     routing = Routing(
         num_experts=config["num_local_experts"],
         num_experts_per_token=config.get("num_experts_per_tok", 1),
@@ -108,7 +113,15 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
         routing=routing,
         intermediate_size=expert_size,
         stack_layout=StackLayout(transposed=True),
-        router_name="router",
-        shared_experts_name="shared_expert",
-        shared_experts=GatedMLP(block / "shared_expert", intermediate_size=expert_size),
+        shared_experts=GatedMLP(block / "shared_experts", intermediate_size=expert_size),
     )
+
+
+FAMILY = Family(
+    "Llama 4 Scout, Maverick (text)",
+    (Llama4ForCausalLM, Llama4ForConditionalGeneration),
+    "attention in chunks of 8192, every fourth layer without RoPE and with a position-dependent attention "
+    "temperature, L2 norm after RoPE, experts whose weights scale their input, a shared expert",
+    gguf=("llama4",),
+    tiny={"intermediate_size_mlp": 112},
+)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import MixerLayer
@@ -11,7 +9,8 @@ from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mamba1 import Mamba1, Mamba1Sizes, time_step_rank
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
-from jaxis.models.common.mamba import MAMBA_TENSOR_NAMES, check_mamba_keys, ignore_rope
+from jaxis.models.common.family import Family
+from jaxis.models.common.mamba import MAMBA_RENAMES, check_mamba_keys, ignore_rope, tiny_inner_size
 
 
 class MambaDecoderLayer(MixerLayer):
@@ -41,9 +40,8 @@ class FalconMambaDecoderLayer(MambaDecoderLayer):
 
 class MambaForCausalLM(CausalLM):
     layer_class = MambaDecoderLayer
-    decoder_name = "backbone"
-    # The first checkpoints have the embeddings in the singular.
-    tensor_names: ClassVar = MAMBA_TENSOR_NAMES | {".embedding.": ".embed_tokens."}
+    renames = MAMBA_RENAMES
+    other_names = (("backbone.embedding", "backbone.embeddings"),)  # of the first checkpoints
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -80,3 +78,17 @@ def _num_channels(config: HFConfig) -> int:
     if type(size) is not int or size < 1:
         raise ConfigError(f"{config.source} has intermediate_size={size!r}, expected an integer of at least 1")
     return size
+
+
+FAMILY = Family(
+    "Mamba; Falcon Mamba",
+    (MambaForCausalLM, FalconMambaForCausalLM),
+    "Mamba in every layer, no attention; Falcon Mamba has norms without weights",
+    tiny={
+        "state_size": 24,
+        "intermediate_size": tiny_inner_size,
+        "d_inner": tiny_inner_size,
+        "d_model": lambda twin: twin["hidden_size"],
+        "time_step_rank": 7,
+    },
+)

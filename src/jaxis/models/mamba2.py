@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.decoder_layer import MixerLayer
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mamba2 import Mamba2, Mamba2Sizes
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
-from jaxis.models.common.mamba import MAMBA_TENSOR_NAMES, check_mamba_keys, ignore_rope
+from jaxis.models.common.family import Family
+from jaxis.models.common.mamba import MAMBA_RENAMES, check_mamba_keys, ignore_rope, tiny_inner_size
 
 
 class Mamba2DecoderLayer(MixerLayer):
@@ -37,8 +36,7 @@ class Mamba2DecoderLayer(MixerLayer):
 
 class Mamba2ForCausalLM(CausalLM):
     layer_class = Mamba2DecoderLayer
-    decoder_name = "backbone"
-    tensor_names: ClassVar = MAMBA_TENSOR_NAMES
+    renames = MAMBA_RENAMES
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -52,3 +50,17 @@ class Mamba2ForCausalLM(CausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         return DecoderOptions(norm=rms_norm(scope, epsilon=scope.config.get("layer_norm_epsilon", 1e-5)))
+
+
+FAMILY = Family(
+    "Mamba2, Codestral Mamba",
+    (Mamba2ForCausalLM,),
+    "Mamba2 in every layer, no attention",
+    tiny={
+        "state_size": 24,
+        "num_heads": lambda twin: tiny_inner_size(twin) // 16,
+        "head_dim": 16,
+        "n_groups": lambda twin: min(twin["n_groups"], 2),
+        "time_step_rank": 7,
+    },
+)

@@ -10,6 +10,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.qwen import qwen_feed_forward
 from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, is_sparse_layer
@@ -20,7 +21,7 @@ class MellumDecoderLayer(PreNormDecoderLayer):
         config = scope.config
         kind = listed_layer_type(config, scope.layer_index, FULL_ATTENTION, SLIDING_ATTENTION) or FULL_ATTENTION
         use_bias = config.get("attention_bias", False)
-        is_sparse = is_sparse_layer(scope, default_first_sparse=0)
+        is_sparse = is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=0)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
@@ -53,10 +54,13 @@ class MellumForCausalLM(CausalLM):
         return DecoderOptions(prediction_modules=("mtp.",), prediction=_prediction(scope.config))
 
 
-def _prediction(config: HFConfig) -> tuple[PredictionNames, ...]:
+def _prediction(config: HFConfig) -> PredictionNames | None:
     """The layer that predicts later tokens is like the model's first layer with the same attention and experts."""
     [kind] = config.get("mtp_layer_types", [SLIDING_ATTENTION])
     kinds, blocks = config.get("layer_types", []), config.get("mlp_layer_types")
     like = (i for i, each in enumerate(kinds) if each == kind and (blocks is None or blocks[i] == "sparse"))
     index = next(like, None)
-    return () if index is None else (PredictionNames.separate(index),)
+    return None if index is None else PredictionNames.separate(index)
+
+
+FAMILY = Family("Mellum 2", (MellumForCausalLM,), "Qwen3 MoE with windows and a RoPE for each kind of layer")

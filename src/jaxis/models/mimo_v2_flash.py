@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type
-from jaxis.config.layer_values import value_of_layer
+from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type, value_of_layer
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer, sigmoid_routing
 
@@ -38,11 +37,9 @@ class MiMoV2FlashDecoderLayer(PreNormDecoderLayer):
 
 class MiMoV2FlashForCausalLM(CausalLM):
     layer_class = MiMoV2FlashDecoderLayer
-    # Layers that predict later tokens have another name for a norm.
-    tensor_names: ClassVar = {
-        ".attention_sink_bias": ".sinks",
-        ".pre_mlp_layernorm.": ".post_attention_layernorm.",
-    }
+    renames = (("self_attn.attention_sink_bias", "self_attn.sinks"),)
+    # Of layers that predict later tokens.
+    other_names = (("pre_mlp_layernorm", "post_attention_layernorm"),)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -58,27 +55,24 @@ class MiMoV2FlashForCausalLM(CausalLM):
             norm=norm,
             prediction_modules=("model.mtp.",),
             prediction=_prediction(scope.config),
-            chains_states=False,
         )
 
 
-def _prediction(config: HFConfig) -> tuple[PredictionNames, ...]:
-    """The layers that predict later tokens: with windows, dense, and each reading the model's hidden states, as in
-    SGLang's `MiMoV2MTP`. Published config.json files do not say that there are three.
+def _prediction(config: HFConfig) -> PredictionNames | None:
+    """The first layer that predicts later tokens: with a window, and dense, as in SGLang's `MiMoV2MTP`. Published
+    config.json files do not say that there are three.
     """
-    num_layers = config["num_hidden_layers"]
-    return tuple(
-        PredictionNames(
-            module=f"model.mtp.layers.{place}",
-            embedding_norm="enorm",
-            hidden_norm="hnorm",
-            projection="eh_proj",
-            norm="final_layernorm",
-            layer="",
-            layer_index=num_layers + place,
-            make_norm=partial(rms_norm, epsilon=_epsilon(config)),
-        )
-        for place in range(config.get("num_nextn_predict_layers", 3))
+    if config.get("num_nextn_predict_layers", 3) == 0:
+        return None
+    return PredictionNames(
+        module="model.mtp.layers.0",
+        embedding_norm="enorm",
+        hidden_norm="hnorm",
+        projection="eh_proj",
+        norm="final_layernorm",
+        layer="",
+        layer_index=config["num_hidden_layers"],
+        make_norm=partial(rms_norm, epsilon=_epsilon(config)),
     )
 
 
@@ -150,7 +144,7 @@ def _is_sparse(scope: LayerScope) -> bool:
         return False
     if "mlp_layer_types" in scope.config:
         scope.config.ignore("moe_layer_freq", because="mlp_layer_types names each layer's kind")
-        return is_sparse_layer(scope, default_first_sparse=1)
+        return is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=1)
     flag = value_of_layer(scope.config, "moe_layer_freq", scope.layer_index)
     return scope.layer_index > 0 if flag is None else bool(flag)
 
@@ -160,3 +154,18 @@ def _epsilon(config: HFConfig) -> float:
     epsilon = config.get("rms_norm_eps", config.get("layernorm_epsilon", 1e-5))
     config.expect("layernorm_epsilon", epsilon)
     return epsilon
+
+
+FAMILY = Family(
+    "MiMo V2 Flash",
+    (MiMoV2FlashForCausalLM,),
+    "a window with attention sinks and twice the key-value heads in five of six layers; values of 128 beside "
+    "keys of 192, cached as 192; partial RoPE; 256 experts by sigmoid with a selection bias",
+    tiny={
+        # The reference takes the sizes of heads with windows from the other layers'.
+        "swa_num_attention_heads": lambda twin: twin["num_attention_heads"],
+        "swa_num_key_value_heads": lambda twin: 2 * twin["num_key_value_heads"],
+        "swa_head_dim": lambda twin: twin["head_dim"],
+        "swa_v_head_dim": lambda twin: twin["v_head_dim"],
+    },
+)

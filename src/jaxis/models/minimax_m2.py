@@ -11,11 +11,10 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 
 
 class MiniMaxM2DecoderLayer(PreNormDecoderLayer):
-    feed_forward_name = "block_sparse_moe"
-
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         head_dim = config.get("head_dim", 128)
@@ -31,7 +30,7 @@ class MiniMaxM2DecoderLayer(PreNormDecoderLayer):
                 qk_norm=lambda heads, head_dim: rms_norm(scope, heads * head_dim),
             ),
             mlp=SparseMoE(
-                scope / "block_sparse_moe",
+                scope / "mlp",
                 routing=Routing(
                     num_experts=config["num_local_experts"],
                     num_experts_per_token=config["num_experts_per_tok"],
@@ -39,13 +38,14 @@ class MiniMaxM2DecoderLayer(PreNormDecoderLayer):
                     renormalize=True,
                 ),
                 intermediate_size=config["intermediate_size"],
-                selection_bias_name="e_score_correction_bias",
+                use_selection_bias=True,
             ),
         )
 
 
 class MiniMaxM2ForCausalLM(CausalLM):
     layer_class = MiniMaxM2DecoderLayer
+    renames = (("block_sparse_moe", "mlp"), ("mlp.e_score_correction_bias", "mlp.gate.e_score_correction_bias"))
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -62,3 +62,12 @@ class MiniMaxM2ForCausalLM(CausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         return DecoderOptions(num_prediction_layers=scope.config.get("num_mtp_modules", 0))
+
+
+FAMILY = Family(
+    "MiniMax M2 to M2.7",
+    (MiniMaxM2ForCausalLM,),
+    "256 experts by sigmoid with a selection bias, partial RoPE, norms on all heads together",
+    formats=("fp8",),
+    gguf=("minimax-m2",),
+)

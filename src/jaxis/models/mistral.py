@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 from jaxis.models.common.mistral import MistralDecoderLayer
 
 
 class MistralForCausalLM(CausalLM):
     layer_class = MistralDecoderLayer
+
+
+FAMILY = Family("Mistral", (MistralForCausalLM,), "sliding window", gguf=("llama",))

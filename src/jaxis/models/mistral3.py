@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 from jaxis.models.common.mistral import Ministral3DecoderLayer, Mistral4DecoderLayer
 from jaxis.models.common.text_part import TextPart
 
@@ -28,3 +29,12 @@ class Mistral3ForConditionalGeneration(TextPart, CausalLM):
         *("vision_config", "image_token_index", "projector_hidden_act", "vision_feature_layer", "spatial_merge_size"),
         *("multimodal_projector_bias",),
     )
+
+
+FAMILY = Family(
+    "Ministral 3; Mistral Small 3.1, 3.2, Medium 3.5 (text)",
+    (Ministral3ForCausalLM, Mistral3ForConditionalGeneration),
+    "queries scaled by position (Ministral 3), YaRN",
+    formats=("fp8",),
+    gguf=("mistral3",),
+)

@@ -10,11 +10,10 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 
 
 class MixtralDecoderLayer(PreNormDecoderLayer):
-    feed_forward_name = "block_sparse_moe"
-
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         routing = Routing(
@@ -27,13 +26,17 @@ class MixtralDecoderLayer(PreNormDecoderLayer):
             self_attn=GroupedQueryAttention(
                 scope / "self_attn", span=uniform_span(config, config.get("sliding_window"))
             ),
-            mlp=SparseMoE(scope / "block_sparse_moe", routing=routing, intermediate_size=config["intermediate_size"]),
+            mlp=SparseMoE(scope / "mlp", routing=routing, intermediate_size=config["intermediate_size"]),
         )
 
 
 class MixtralForCausalLM(CausalLM):
     layer_class = MixtralDecoderLayer
+    renames = (("block_sparse_moe", "mlp"),)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.expect("norm_topk_prob", True)
+
+
+FAMILY = Family("Mixtral", (MixtralForCausalLM,), "8 experts, 2 per token", gguf=("llama",))

@@ -17,6 +17,7 @@ from flax import nnx
 from jaxis.config import VllmConfig
 from jaxis.config.quantization import HasQuantMethod, QuantizationConfig, name_of_tensor
 from jaxis.errors import CheckpointError, ConfigError
+from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.experts import JaxExperts
 from jaxis.layers.module import (
     HasAfterLoading,
@@ -33,7 +34,7 @@ from jaxis.loading.open_checkpoint import OpenCheckpoint, open_checkpoint
 from jaxis.models.common.interfaces import DRAFT_PREFIX
 from jaxis.models.common.stage_model import cut_to_stage
 from jaxis.models.registry import model_class_of
-from jaxis.parallel.experts import check_experts
+from jaxis.parallel.mesh import check_experts
 from jaxis.parallel.stages import WHOLE, Stage
 
 MAX_NAMES_SHOWN = 5
@@ -87,7 +88,8 @@ def load_model(
                 try:
                     module.quant_method.process_weights_after_loading(module)
                 except CheckpointError as error:
-                    raise CheckpointError(f"{vllm_config.model_config.model}: {name} {error}") from None
+                    known_as = checkpoint_names_of(model).name_in_checkpoint(name)
+                    raise CheckpointError(f"{vllm_config.model_config.model}: {known_as} {error}") from None
             # A module's own post-processing, after that of its method.
             if isinstance(module, HasAfterLoading):
                 module.after_loading()
@@ -253,9 +255,10 @@ def loader_of(model: JaxModule) -> LoadsWeights:
 
 
 def unfilled_parameters(model: nnx.Module) -> list[str]:
-    """Names of the tensors that the parameters of an abstractly constructed model still lack."""
-    parameters = named_parameters(model)
-    return [missing for name, param in parameters if _is_abstract(param) for missing in missing_tensors(name, param)]
+    """A checkpoint's names of the tensors that the parameters of an abstractly constructed model still lack."""
+    names = checkpoint_names_of(model)
+    unfilled = [(name, param) for name, param in named_parameters(model) if _is_abstract(param)]
+    return [names.name_in_checkpoint(missing) for name, param in unfilled for missing in missing_tensors(name, param)]
 
 
 def _is_abstract(param: nnx.Param) -> bool:

@@ -14,6 +14,7 @@ from jaxis.layers.norm import JaxRmsNorm
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import DecoderOptions
+from jaxis.models.common.family import Family
 from jaxis.models.common.text_part import InnerTextPart
 
 
@@ -37,7 +38,6 @@ class MuseGlimmerDecoderLayer(SandwichNormDecoderLayer):
                 qkv_bias=use_bias,
                 o_bias=use_bias,
                 qk_norm=lambda _, head_dim: rms_norm(scope, head_dim, use_weight=False),
-                qk_norm_names=("qk_norm", "qk_norm"),
                 span=layer_span(config, kind, default_window=2048),
                 output_gate=OutputGate("gate_proj"),
             ),
@@ -51,6 +51,8 @@ class MuseGlimmerForConditionalGeneration(InnerTextPart):
     """The checkpoints see; images are not supported."""
 
     layer_class = MuseGlimmerDecoderLayer
+    # One module without a weight.
+    renames = (("self_attn.qk_norm", "self_attn.k_norm"), ("self_attn.qk_norm", "self_attn.q_norm"))
     text_model_types = ("muse_glimmer_text",)
     other_parts = ("model.vision_tower", "model.vision_adapter", "model.vision_projection")
     other_keys = ("vision_config", "out_hidden_size", "projector_hidden_size", "projector_hidden_act")
@@ -74,3 +76,11 @@ def _norm(scope: LayerScope) -> JaxRmsNorm:
 
 def _post_norm(scope: LayerScope) -> JaxRmsNorm:
     return rms_norm(scope, add_unit_offset=True, epsilon=scope.config.get("post_norm_eps", 1e-8))
+
+
+FAMILY = Family(
+    "Muse Glimmer (text)",
+    (MuseGlimmerForConditionalGeneration,),
+    "a gate on attention's output, norms before and after, normed embeddings, a window and RoPE in three of "
+    "four layers",
+)

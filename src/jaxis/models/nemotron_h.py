@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 import jax
 
@@ -17,10 +16,11 @@ from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mamba2 import Mamba2, Mamba2Sizes
 from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.module import JaxModule
-from jaxis.layers.moe import ROUTER_BIAS, SparseMoE
+from jaxis.layers.moe import SparseMoE
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
-from jaxis.models.common.mamba import MAMBA_TENSOR_NAMES, check_mamba_keys, ignore_rope
+from jaxis.models.common.family import Family
+from jaxis.models.common.mamba import MAMBA_RENAMES, check_mamba_keys, ignore_rope
 from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, sigmoid_routing
 
@@ -50,8 +50,7 @@ class NemotronHPredictionBlock(JaxModule):
 
 class NemotronHForCausalLM(CausalLM):
     layer_class = NemotronHDecoderLayer
-    decoder_name = "backbone"
-    tensor_names: ClassVar = MAMBA_TENSOR_NAMES
+    renames = MAMBA_RENAMES
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -81,14 +80,14 @@ class NemotronHForCausalLM(CausalLM):
         )
 
 
-def _prediction(config: HFConfig) -> tuple[PredictionNames, ...]:
+def _prediction(config: HFConfig) -> PredictionNames | None:
     """The block that predicts the token after the next one, of several layers: those of one block, of which one alone
     has a cache, and no recurrent state. None otherwise.
     """
     kinds = _prediction_kinds(config)
     if config.get("num_nextn_predict_layers", 0) != 1 or kinds.count("*") != 1 or not set(kinds) <= set("*E-"):
-        return ()
-    names = PredictionNames(
+        return None
+    return PredictionNames(
         module="mtp",
         embedding_norm="layers.0.enorm",
         hidden_norm="layers.0.hnorm",
@@ -99,7 +98,6 @@ def _prediction(config: HFConfig) -> tuple[PredictionNames, ...]:
         layer_class=NemotronHPredictionBlock,
         make_norm=partial(rms_norm, epsilon=config.get("layer_norm_epsilon", 1e-5)),
     )
-    return (names,)
 
 
 def _prediction_kinds(config: HFConfig) -> str:
@@ -157,7 +155,7 @@ def _moe(scope: LayerScope) -> SparseMoE:
         intermediate_size=config["moe_intermediate_size"],
         gated_unit=Ungated(activation_function(config.get("mlp_hidden_act", "relu2"))),
         shared_experts=_mlp(scope / "shared_experts", config["moe_shared_expert_intermediate_size"]),
-        selection_bias_name=ROUTER_BIAS,
+        use_selection_bias=True,
         latent_size=config.get("moe_latent_size"),
     )
 
@@ -199,3 +197,11 @@ def _layer_kinds(config: HFConfig) -> str:
             f"num_hidden_layers={config['num_hidden_layers']}: correct the file"
         )
     return kinds
+
+
+FAMILY = Family(
+    "Nemotron-H, Nemotron Nano v2, Nemotron 3",
+    (NemotronHForCausalLM,),
+    "each layer is one of Mamba2, attention without RoPE, a feed-forward block or experts; neither has a "
+    "gate; experts between latent projections (Super, Ultra)",
+)

@@ -6,6 +6,7 @@ from jaxis.layers.decoder_layer import PostNormDecoderLayer
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 from jaxis.models.common.olmo import olmo_attention
 
 
@@ -16,3 +17,8 @@ class Olmo2DecoderLayer(PostNormDecoderLayer):
 
 class Olmo2ForCausalLM(CausalLM):
     layer_class = Olmo2DecoderLayer
+
+
+FAMILY = Family(
+    "OLMo 2", (Olmo2ForCausalLM,), "norms after attention and feed-forward, on all heads together", gguf=("olmo2",)
+)

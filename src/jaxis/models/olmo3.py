@@ -8,6 +8,7 @@ from jaxis.layers.decoder_layer import PostNormDecoderLayer
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 from jaxis.models.common.olmo import olmo_attention
 
 
@@ -27,3 +28,8 @@ class Olmo3DecoderLayer(PostNormDecoderLayer):
 
 class Olmo3ForCausalLM(CausalLM):
     layer_class = Olmo3DecoderLayer
+
+
+FAMILY = Family(
+    "OLMo 3", (Olmo3ForCausalLM,), "as OLMo 2, with a window in three of four layers and YaRN in the fourth"
+)

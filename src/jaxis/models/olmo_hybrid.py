@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
+from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.decay_gate import DecayGate
 from jaxis.layers.decoder_layer import PostNormDecoderLayer, PreNormDecoderLayer
 from jaxis.layers.delta_attention import DeltaAttention, DeltaAttentionSizes
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 from jaxis.models.common.mamba import ignore_rope
 from jaxis.models.common.olmo import olmo_attention
 
@@ -29,9 +31,13 @@ class OlmoHybridAttentionLayer(PostNormDecoderLayer):
 
 
 def _layer(scope: LayerScope) -> OlmoHybridLinearLayer | OlmoHybridAttentionLayer:
-    kind = listed_layer_type(scope.config, scope.layer_index, LINEAR_ATTENTION, FULL_ATTENTION)
-    is_linear = (scope.layer_index + 1) % 4 if kind is None else kind == LINEAR_ATTENTION
+    is_linear = _is_linear(scope.config, scope.layer_index)
     return OlmoHybridLinearLayer(scope) if is_linear else OlmoHybridAttentionLayer(scope)
+
+
+def _is_linear(config: HFConfig, index: int) -> bool:
+    kind = listed_layer_type(config, index, LINEAR_ATTENTION, FULL_ATTENTION)
+    return (index + 1) % 4 != 0 if kind is None else kind == LINEAR_ATTENTION
 
 
 def _delta_net(scope: LayerScope) -> DeltaAttention:
@@ -65,11 +71,14 @@ def _has_rope(config: HFConfig) -> bool:
 
 class OlmoHybridForCausalLM(CausalLM):
     layer_class = staticmethod(_layer)
-    # The layers of either kind have their own names of the norm before the feed-forward block.
-    tensor_names: ClassVar = {
-        ".attention_layer_norm.": ".input_layernorm.",
-        ".feedforward_layer_norm.": ".post_attention_layernorm.",
-    }
+    renames = (("attention_layer_norm", "input_layernorm"),)
+
+    @classmethod
+    def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
+        """See `CausalLM`; only linear layers have their own name of the norm before the feed-forward block."""
+        linear = [i for i in range(config["num_hidden_layers"]) if _is_linear(config, i)]
+        norms = ("feedforward_layer_norm", "post_attention_layernorm")
+        return *cls.renames, *((f"layers.{i}.{norms[0]}", f"layers.{i}.{norms[1]}") for i in linear)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -78,3 +87,10 @@ class OlmoHybridForCausalLM(CausalLM):
             ignore_rope(config)
         for key in ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max"):
             config.ignore(key, because="it says how weights are initialized")
+
+
+FAMILY = Family(
+    "OLMo Hybrid",
+    (OlmoHybridForCausalLM,),
+    "gated delta networks, normed before, in three of four layers; OLMo 3's attention, without RoPE, in the fourth",
+)

@@ -8,6 +8,7 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 from jaxis.models.common.olmo import olmo_attention
 
 
@@ -32,3 +33,6 @@ class OlmoeForCausalLM(CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.expect("clip_qkv", None)
+
+
+FAMILY = Family("OLMoE", (OlmoeForCausalLM,), "64 experts, 8 per token; norms on all heads together")

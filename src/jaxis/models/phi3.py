@@ -11,6 +11,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 
 
 class Phi3DecoderLayer(PreNormDecoderLayer):
@@ -22,7 +23,7 @@ class Phi3DecoderLayer(PreNormDecoderLayer):
                 packed_qkv=True,
                 span=uniform_span(scope.config, scope.config.get("sliding_window")),
             ),
-            mlp=GatedMLP(scope / "mlp", packed_gate_up="gate_up_proj"),
+            mlp=GatedMLP(scope / "mlp", packed_gate_up=True),
         )
 
 
@@ -38,3 +39,11 @@ class Phi3ForCausalLM(CausalLM):
         # In the family's first release "yarn" meant LongRoPE; it means something else now.
         if (rope_type := rope_config(config).rope_type) not in ("default", "longrope"):
             raise ConfigError(f"{config.source} has the rope type {rope_type!r}, expected 'longrope' or none")
+
+
+FAMILY = Family(
+    "Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
+    (Phi3ForCausalLM,),
+    "packed projections, LongRoPE, partial RoPE",
+    gguf=("phi3",),
+)

@@ -13,11 +13,10 @@ from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 
 
 class PhimoeDecoderLayer(PreNormDecoderLayer):
-    feed_forward_name = "block_sparse_moe"
-
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         use_bias = config.get("attention_bias", False)
@@ -36,13 +35,14 @@ class PhimoeDecoderLayer(PreNormDecoderLayer):
                 o_bias=use_bias,
                 span=uniform_span(config, config.get("sliding_window")),
             ),
-            mlp=SparseMoE(scope / "block_sparse_moe", routing=routing, intermediate_size=config["intermediate_size"]),
+            mlp=SparseMoE(scope / "mlp", routing=routing, intermediate_size=config["intermediate_size"]),
             make_norm=_norm,
         )
 
 
 class PhimoeForCausalLM(CausalLM):
     layer_class = PhimoeDecoderLayer
+    renames = (("block_sparse_moe", "mlp"),)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -56,3 +56,11 @@ class PhimoeForCausalLM(CausalLM):
 
 def _norm(scope: LayerScope) -> JaxLayerNorm:
     return layer_norm(scope, epsilon=scope.config["rms_norm_eps"])
+
+
+FAMILY = Family(
+    "Phi-3.5-MoE",
+    (PhimoeForCausalLM,),
+    "experts by SparseMixer, LayerNorm, biases, LongRoPE",
+    other_names={"PhiMoEForCausalLM": PhimoeForCausalLM},
+)

@@ -8,6 +8,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.qwen import qwen_layer_span
 from jaxis.models.common.text_part import TextPart
@@ -49,15 +50,24 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
     def options(cls, scope: LayerScope) -> DecoderOptions:
         predicts = scope.config.get("num_nextn_predict_layers", 0) > 0
         return DecoderOptions(
-            prediction_modules=("model.mtp_layers.",), prediction=(_MIMO_PREDICTION,) if predicts else ()
+            prediction_modules=("model.mtp_layers.",), prediction=_MIMO_PREDICTION if predicts else None
         )
 
 
 class Qwen2_5_VLForConditionalGeneration(TextPart, Qwen2ForCausalLM):
     """Checkpoints that see; images are not supported. Their text has Qwen2's names, and its keys may have no object."""
 
-    decoder_name = "model"
-    head_name = "lm_head"
+    text_renames = ()
     text_model_types = ("qwen2_5_vl_text", "qwen2_5_vl")
     other_parts = ("visual",)
     other_keys = ("vision_config",)
+
+
+FAMILY = Family(
+    "Qwen2, Qwen2.5; Qwen2.5-VL (text)",
+    (Qwen2ForCausalLM, Qwen2_5_VLForConditionalGeneration),
+    "biases on queries, keys and values; optional window layers",
+    gguf=("qwen2",),
+)
+
+MIMO_FAMILY = Family("MiMo 7B", (MiMoForCausalLM,), "Qwen2, and a layer that predicts later tokens")

@@ -8,7 +8,8 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
-from jaxis.models.common.qwen import qwen_feed_forward
+from jaxis.models.common.family import Family
+from jaxis.models.common.qwen import QWEN_MOE_RENAMES, qwen_feed_forward
 
 
 class Qwen2MoeDecoderLayer(PreNormDecoderLayer):
@@ -29,9 +30,17 @@ class Qwen2MoeDecoderLayer(PreNormDecoderLayer):
 
 class Qwen2MoeForCausalLM(CausalLM):
     layer_class = Qwen2MoeDecoderLayer
+    renames = QWEN_MOE_RENAMES
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.expect("use_sliding_window", False)
         config.ignore("sliding_window", because="only use_sliding_window turns it on")
         config.ignore("intermediate_size", because="sparse layers do not have it")
+
+
+FAMILY = Family(
+    "Qwen1.5 MoE, Qwen2 MoE",
+    (Qwen2MoeForCausalLM,),
+    "biases on queries, keys and values; a shared expert behind a gate",
+)

@@ -8,6 +8,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 from jaxis.models.common.qwen import qwen_layer_span
 from jaxis.models.common.text_part import InnerTextPart
 
@@ -43,3 +44,11 @@ class Qwen3VLForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
     text_model_types = ("qwen3_vl_text",)
     other_parts = ("model.visual",)
     other_keys = ("vision_config",)
+
+
+FAMILY = Family(
+    "Qwen3; Qwen3-VL (text)",
+    (Qwen3ForCausalLM, Qwen3VLForConditionalGeneration),
+    "a norm on each query and key head",
+    gguf=("qwen3",),
+)

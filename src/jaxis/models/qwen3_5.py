@@ -5,7 +5,8 @@ from __future__ import annotations
 from jaxis.layers.gated_delta_net import GatedDeltaNet
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.qwen_hybrid import QwenHybridCausalLM, QwenHybridLayer
+from jaxis.models.common.family import Family
+from jaxis.models.common.qwen_hybrid import TINY_DELTA_NET, QwenHybridCausalLM, QwenHybridLayer
 from jaxis.models.common.text_part import InnerTextPart
 
 
@@ -22,3 +23,12 @@ class Qwen3_5ForConditionalGeneration(InnerTextPart, Qwen3_5ForCausalLM):
     text_model_types = ("qwen3_5_text",)
     other_parts = ("model.visual",)
     other_keys = ("vision_config",)
+
+
+FAMILY = Family(
+    "Qwen3.5, 3.6, 3.8 (text)",
+    (Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration),
+    "as Qwen3-Next, dense",
+    gguf=("qwen35",),
+    tiny=TINY_DELTA_NET,
+)

@@ -6,7 +6,8 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.gated_delta_net import GatedDeltaNet
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.qwen_hybrid import QwenHybridCausalLM, QwenHybridLayer, qwen_hybrid_moe
+from jaxis.models.common.family import Family
+from jaxis.models.common.qwen_hybrid import TINY_DELTA_NET, QwenHybridCausalLM, QwenHybridLayer, qwen_hybrid_moe
 from jaxis.models.common.text_part import InnerTextPart
 
 
@@ -29,3 +30,12 @@ class Qwen3_5MoeForConditionalGeneration(InnerTextPart, Qwen3_5MoeForCausalLM):
     text_model_types = ("qwen3_5_moe_text",)
     other_parts = ("model.visual",)
     other_keys = ("vision_config",)
+
+
+FAMILY = Family(
+    "Qwen3.5 MoE, 3.6 MoE, 3.8 MoE (text)",
+    (Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration),
+    "as Qwen3-Next, with 256 experts and more",
+    gguf=("qwen35moe",),
+    tiny=TINY_DELTA_NET,
+)

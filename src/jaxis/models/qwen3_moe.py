@@ -11,6 +11,7 @@ from jaxis.layers.experts import StackLayout
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 from jaxis.models.common.qwen import qwen_feed_forward
 from jaxis.models.common.text_part import InnerTextPart
 
@@ -59,3 +60,11 @@ class Qwen3VLMoeForConditionalGeneration(InnerTextPart, Qwen3MoeForCausalLM):
     def check_config(cls, config: HFConfig) -> None:
         super().check_config(config)
         config.expect("norm_topk_prob", True)
+
+
+FAMILY = Family(
+    "Qwen3 MoE; Qwen3-VL MoE (text)",
+    (Qwen3MoeForCausalLM, Qwen3VLMoeForConditionalGeneration),
+    "128 experts, 8 per token, renormalized",
+    gguf=("qwen3moe",),
+)

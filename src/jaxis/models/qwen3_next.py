@@ -11,7 +11,8 @@ from jaxis.layers.leaves import linear
 from jaxis.layers.linear import apply_together
 from jaxis.layers.mlp import FeedForward, GatedMLP
 from jaxis.layers.scope import LayerScope, never_quantized
-from jaxis.models.common.qwen_hybrid import QwenHybridCausalLM, QwenHybridLayer, qwen_hybrid_moe
+from jaxis.models.common.family import Family
+from jaxis.models.common.qwen_hybrid import TINY_DELTA_NET, QwenHybridCausalLM, QwenHybridLayer, qwen_hybrid_moe
 
 
 class Qwen3NextDeltaNet(GatedDeltaNet):
@@ -55,3 +56,12 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
     if is_listed_as_dense or (scope.layer_index + 1) % config.get("decoder_sparse_step", 1):
         return GatedMLP(scope / "mlp")
     return qwen_hybrid_moe(scope, renormalize=config.get("norm_topk_prob", True), stack_layout=None)
+
+
+FAMILY = Family(
+    "Qwen3-Next, Qwen3-Coder-Next",
+    (Qwen3NextForCausalLM,),
+    "gated delta networks in three of four layers, whose state has a fixed size; a gate on attention's "
+    "output; 512 experts and a shared one behind a gate",
+    tiny=TINY_DELTA_NET,
+)

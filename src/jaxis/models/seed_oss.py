@@ -7,6 +7,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
 
 
 class SeedOssDecoderLayer(PreNormDecoderLayer):
@@ -26,3 +27,6 @@ class SeedOssDecoderLayer(PreNormDecoderLayer):
 
 class SeedOssForCausalLM(CausalLM):
     layer_class = SeedOssDecoderLayer
+
+
+FAMILY = Family("Seed-OSS", (SeedOssForCausalLM,), "biases on queries, keys and values", gguf=("seed_oss",))

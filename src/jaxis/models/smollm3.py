@@ -10,6 +10,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 from jaxis.models.common.no_rope_layers import has_rope
 
 
@@ -43,3 +44,6 @@ class SmolLM3ForCausalLM(CausalLM):
     def options(cls, scope: LayerScope) -> DecoderOptions:
         del scope
         return DecoderOptions(tied_by_default=True)
+
+
+FAMILY = Family("SmolLM3", (SmolLM3ForCausalLM,), "no RoPE in every fourth layer", gguf=("smollm3",))

@@ -11,6 +11,7 @@ from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 
 
 class Starcoder2DecoderLayer(PreNormDecoderLayer):
@@ -24,8 +25,6 @@ class Starcoder2DecoderLayer(PreNormDecoderLayer):
                 scope / "mlp",
                 activation=activation_function(config.get("hidden_act", "gelu_pytorch_tanh")),
                 use_bias=use_bias,
-                up_name="c_fc",
-                down_name="c_proj",
             ),
             make_norm=_norm,
         )
@@ -33,6 +32,7 @@ class Starcoder2DecoderLayer(PreNormDecoderLayer):
 
 class Starcoder2ForCausalLM(CausalLM):
     layer_class = Starcoder2DecoderLayer
+    renames = (("mlp.c_fc", "mlp.up_proj"), ("mlp.c_proj", "mlp.down_proj"))
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -48,3 +48,6 @@ class Starcoder2ForCausalLM(CausalLM):
 
 def _norm(scope: LayerScope) -> JaxLayerNorm:
     return layer_norm(scope, epsilon=scope.config.get("norm_epsilon", 1e-5))
+
+
+FAMILY = Family("StarCoder2", (Starcoder2ForCausalLM,), "LayerNorm, plain feed-forward, biases", gguf=("starcoder2",))

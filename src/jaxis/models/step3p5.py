@@ -6,20 +6,23 @@ Published config.json files and those that transformers writes have different ke
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar
-
-import jax
+from typing import Any
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.config.checkpoint_values import value_of_either
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type
-from jaxis.config.layer_values import settings_of_layer, value_of_layer
-from jaxis.config.other_names import value_of_either
+from jaxis.config.layer_types import (
+    FULL_ATTENTION,
+    SLIDING_ATTENTION,
+    listed_layer_type,
+    settings_of_layer,
+    value_of_layer,
+)
 from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.errors import ConfigError
-from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.decoder_layer import LayerCache, LayerOutput, PreNormDecoderLayer
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.glu import CappedGLU
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
@@ -29,6 +32,7 @@ from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import is_sparse_layer
 from jaxis.models.common.text_part import TextPart
@@ -37,42 +41,34 @@ _norm = partial(rms_norm, add_unit_offset=True)
 
 
 class Step3p5DecoderLayer(PreNormDecoderLayer):
-    """The layer, which in a checkpoint has either `mlp`, or `moe` and `share_expert`."""
-
     def __init__(self, scope: LayerScope) -> None:
         config, index = scope.config, scope.layer_index
-        is_sparse, use_bias = _is_sparse(scope), config.get("mlp_bias", False)
+        block, use_bias = scope / "mlp", config.get("mlp_bias", False)
         unit = _unit(config, "swiglu_limits_shared", index)
         routed_unit = _unit(config, "swiglu_limits", index)
         shared_size = value_of_either(config, "share_expert_dim", "share_expert_dims")
         mlp: FeedForward
-        if is_sparse:
-            self.feed_forward_name = "moe"
-            mlp = _experts(scope / "moe", routed_unit)
+        if _is_sparse(scope):
+            shared = block / "shared_experts"
+            expert = GatedMLP(shared, intermediate_size=shared_size, gated_unit=unit, use_bias=use_bias)
+            mlp = _experts(block, routed_unit, expert)
         else:
-            mlp = GatedMLP(scope / "mlp", gated_unit=unit, use_bias=use_bias)
+            mlp = GatedMLP(block, gated_unit=unit, use_bias=use_bias)
         super().__init__(scope, self_attn=_attention(scope), mlp=mlp, make_norm=_norm)
-        self.share_expert = None
-        if is_sparse:
-            shared = scope / "share_expert"
-            self.share_expert = GatedMLP(shared, intermediate_size=shared_size, gated_unit=unit, use_bias=use_bias)
-
-    def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
-        kv_cache, attended = self.mixer(kv_cache, self.input_norm(x), metadata)
-        x = x + attended
-        y = self.feed_forward_norm(x)
-        out = self.feed_forward(y)
-        return kv_cache, x + (out if self.share_expert is None else out + self.share_expert(y))
 
 
 class Step3p5ForCausalLM(CausalLM):
     layer_class = Step3p5DecoderLayer
-    tensor_names: ClassVar = {
-        ".moe.gate_proj.": ".moe.experts.gate_proj.",
-        ".moe.up_proj.": ".moe.experts.up_proj.",
-        ".moe.down_proj.": ".moe.experts.down_proj.",
-    }
+    # Sparse layers have `moe` and `share_expert`, others `mlp`.
+    renames = (
+        ("share_expert", "mlp.shared_experts"),
+        ("moe.gate", "mlp.gate"),
+        ("moe.router_bias", "mlp.gate.e_score_correction_bias"),
+        ("moe.experts", "mlp.experts"),
+        ("moe.gate_proj", "mlp.experts.gate_proj"),
+        ("moe.up_proj", "mlp.experts.up_proj"),
+        ("moe.down_proj", "mlp.experts.down_proj"),
+    )
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -99,16 +95,15 @@ class Step3p5ForCausalLM(CausalLM):
         return DecoderOptions(
             norm=_norm(scope),
             num_prediction_layers=scope.config.get("num_nextn_predict_layers", 0),
-            prediction=_prediction(scope.config, cls.decoder_name),
+            prediction=_prediction(scope.config),
         )
 
 
 class Step3p7ForConditionalGeneration(TextPart, Step3p5ForCausalLM):
     """The multimodal checkpoints; images are not supported."""
 
-    decoder_name, head_name = "model", "lm_head"
-    # Those that ModelOpt has quantized have the text in `model.language_model`.
-    tensor_names: ClassVar = {"model.language_model.": "model.", **Step3p5ForCausalLM.tensor_names}
+    text_renames = ()
+    other_names = (("model.language_model", "model"),)  # of those that ModelOpt has quantized
     text_model_types = ("step3p5",)
     other_parts = ("vision_model", "vit_large_projector", "model.vision_model", "model.vit_large_projector")
     other_keys = (
@@ -116,26 +111,23 @@ class Step3p7ForConditionalGeneration(TextPart, Step3p5ForCausalLM):
     )
 
 
-def _prediction(config: HFConfig, decoder_name: str) -> tuple[PredictionNames, ...]:
-    """The layers that predict later tokens, of which the lists of published files have the last entries.
+def _prediction(config: HFConfig) -> PredictionNames | None:
+    """The first layer that predicts later tokens: the lists of published files have entries for such layers, too.
 
-    As in SGLang's and vLLM's `Step3p5MTP`, hidden states are handed on before the final norms; transformers hands them
-    on behind. Their heads, `shared_head.output`, are copies of the model's.
+    As in SGLang's and vLLM's `Step3p5MTP`, hidden states are handed on before the final norm; transformers hands them
+    on behind. The head, `shared_head.output`, is a copy of the model's.
     """
     num_layers, number = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
     kinds = config.get("layer_types")
-    if isinstance(kinds, list) and len(kinds) < num_layers + number:
-        return ()  # as transformers writes config.json
-    return tuple(
-        dataclasses.replace(
-            names,
-            norm="transformer.shared_head.norm",
-            shared=("embed_tokens", "transformer.shared_head.output"),
-            layer_index=index,
-            make_norm=_norm,
-            hands_on_normed=False,
-        )
-        for index, names in enumerate(PredictionNames.numbered(decoder_name, num_layers, number), start=num_layers)
+    if number == 0 or (isinstance(kinds, list) and len(kinds) < num_layers + number):
+        return None  # the second is as transformers writes config.json
+    return dataclasses.replace(
+        PredictionNames.numbered(num_layers),
+        norm="transformer.shared_head.norm",
+        shared=("embed_tokens", "transformer.shared_head.output"),
+        layer_index=num_layers,
+        make_norm=_norm,
+        hands_on_normed=False,
     )
 
 
@@ -191,7 +183,7 @@ def _rope(config: HFConfig, layer_index: int, kind: str) -> RopeConfig:
     )
 
 
-def _experts(scope: LayerScope, gated_unit: CappedGLU | None) -> SparseMoE:
+def _experts(scope: LayerScope, gated_unit: CappedGLU | None, shared_expert: GatedMLP) -> SparseMoE:
     config = scope.config
     routing = Routing(
         num_experts=value_of_either(config, "moe_num_experts", "n_routed_experts", "num_local_experts"),
@@ -206,7 +198,8 @@ def _experts(scope: LayerScope, gated_unit: CappedGLU | None) -> SparseMoE:
         routing=routing,
         intermediate_size=config["moe_intermediate_size"],
         gated_unit=gated_unit,
-        selection_bias_name="router_bias",
+        use_selection_bias=True,
+        shared_experts=shared_expert,
     )
 
 
@@ -221,7 +214,7 @@ def _is_sparse(scope: LayerScope) -> bool:
     config = scope.config
     if "mlp_layer_types" in config:
         config.ignore("moe_layers_enum", because="mlp_layer_types names each layer's kind")
-        return is_sparse_layer(scope, default_first_sparse=3)
+        return is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=3)
     listed = config.get("moe_layers_enum")
     if listed is None:
         return 3 <= scope.layer_index < config["num_hidden_layers"]
@@ -233,3 +226,19 @@ def _is_sparse(scope: LayerScope) -> bool:
             f"{config.source} has moe_layers_enum={listed!r}, expected the numbers of layers, like '3,4,5': "
             "correct the file"
         ) from None
+
+
+def _tiny_other_setting(twin: Mapping[str, Any]) -> dict[str, Any]:
+    """What layers with windows have instead: more heads."""
+    other, head_dim = twin["attention_other_setting"], twin.get("head_dim")
+    sizes = {"num_attention_heads": 6, "num_attention_groups": 2, "head_dim": head_dim, "true_head_dim": head_dim}
+    return other | {key: size for key, size in sizes.items() if key in other}
+
+
+FAMILY = Family(
+    "Step 3.5 Flash; Step 3.7 Flash (text)",
+    (Step3p5ForCausalLM, Step3p7ForConditionalGeneration),
+    "a window with more heads and another RoPE in three of four layers, a gate on each head, 288 experts by "
+    "sigmoid and a shared one, clamped in the last layers",
+    tiny={"share_expert_dim": 80, "num_attention_groups": 2, "attention_other_setting": _tiny_other_setting},
+)

@@ -1,10 +1,10 @@
-"""The events that tool and reasoning parsers make of a model's text.
-
-The same text gives the same events however it is cut, except for the boundaries between deltas of one kind.
-"""
+"""Ids for tool calls that the model left without one."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -119,3 +119,25 @@ def merge_deltas(events: Iterable[Event]) -> list[Event]:
             case _:
                 merged.append(event)
     return merged
+
+
+# Ids for tool calls that the model left without one.
+
+
+GENERATED_PREFIX = "call_"
+_GENERATED = re.compile(GENERATED_PREFIX + r"[0-9a-f]{24}")
+
+
+def new_call_id() -> str:
+    """A random id."""
+    return f"{GENERATED_PREFIX}{secrets.token_hex(12)}"
+
+
+def derived_call_id(seed: str) -> str:
+    """An id that is the same each time for the same seed."""
+    return f"{GENERATED_PREFIX}{hashlib.sha256(seed.encode()).hexdigest()[:24]}"
+
+
+def is_generated(call_id: str) -> bool:
+    """Whether an id was made by `new_call_id` rather than by the model."""
+    return _GENERATED.fullmatch(call_id) is not None

@@ -57,13 +57,13 @@ def plan_tools(
     if tool_choice == "auto":
         return ToolPlan("auto", tuple(tools))
     if not tools:
-        raise RequestError("tool_choice names a call to make, but tools is empty: send the functions in tools")
+        raise RequestError("names a call to make, but tools is empty: send the functions in tools", param="tool_choice")
     if tool_choice == "required":
         schema = required_tools_schema(tools, max_calls=None if parallel_tool_calls else 1)
         return ToolPlan("required", tuple(tools), schema, BareCallListToolParser)
     chosen = [tool for tool in tools if tool.name == _chosen_name(tool_choice)]
     if not chosen:
-        raise RequestError(f"tool_choice names {_chosen_name(tool_choice)!r}, which is not in tools")
+        raise RequestError(f"names {_chosen_name(tool_choice)!r}, which is not in tools", param="tool_choice")
     schema = required_tools_schema(chosen, max_calls=1)
     return ToolPlan("named", tuple(tools), schema, BareCallListToolParser)
 
@@ -75,7 +75,7 @@ def _chosen_name(tool_choice: object) -> str:
         if isinstance(name, str):
             return name
     raise RequestError(
-        'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": "..."}}'
+        'must be "none", "auto", "required" or {"type": "function", "function": {"name": "..."}}', param="tool_choice"
     )
 
 

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from jaxis.config import VllmConfig
 from jaxis.config.quantization import HasQuantMethod
-from jaxis.kernels.weights import Weight
+from jaxis.kernels.weights import WeightValue
 from jaxis.kernels.weights.shards import placement, with_whole_blocks
 from jaxis.layers.module import HasAfterLoading, JaxModule, initializers_skipped, named_modules, named_parameters
 from jaxis.layers.partial_weight import WeightLoader
@@ -52,7 +52,7 @@ def abstract_model(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> JaxModul
     return model
 
 
-def example_weight(recipe: WeightRecipe, shape: tuple[int, ...], dtype: DTypeLike) -> Weight:
+def example_weight(recipe: WeightRecipe, shape: tuple[int, ...], dtype: DTypeLike) -> WeightValue:
     """A weight [out, in] made as if it were loaded, of no meaning."""
     tensors = {name: spec.example() for name, spec in recipe.format.tensors(shape).items() if not spec.is_zero}
     return recipe.make(tensors, shape, dtype)
@@ -60,7 +60,7 @@ def example_weight(recipe: WeightRecipe, shape: tuple[int, ...], dtype: DTypeLik
 
 def _fill(model: JaxModule) -> None:
     """Gives each parameter zeros of what it would be loaded as, and lets modules process them as after loading."""
-    structs: dict[str, Weight | jax.ShapeDtypeStruct] = {}
+    structs: dict[str, WeightValue | jax.ShapeDtypeStruct] = {}
     for _, param in named_parameters(model):
         loader = param.get_metadata().get("weight_loader")
         if isinstance(loader, WeightLoader):
@@ -76,7 +76,7 @@ def _fill(model: JaxModule) -> None:
             module.after_loading()
 
 
-def _example(loader: WeightLoader) -> Weight | jax.ShapeDtypeStruct:
+def _example(loader: WeightLoader) -> WeightValue | jax.ShapeDtypeStruct:
     """A weight as the loader would make it, of no meaning; of one expert, if it is for a stack."""
     recipe, shape = loader.recipe, loader.slot.shape
     specs = recipe.format.tensors(shape)

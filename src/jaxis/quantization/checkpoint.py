@@ -6,14 +6,16 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.weights import CodedWeight, QuantizedWeight, quantize
+from jaxis.kernels.weights import CodedWeight, QuantizedWeight, WeightScheme, quantize
 from jaxis.layers.module import JaxModule
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.checkpoint_files import (
@@ -28,11 +30,45 @@ from jaxis.loading.headers import HeaderTensor
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
 from jaxis.models.common.interfaces import DropsRedundantTensors, RenamesTensors
 from jaxis.models.model_loader import construct_abstractly
-from jaxis.quantization.checkpoint_export import ExportFormat, export_format
+from jaxis.quantization import compressed_tensors_export, mlx
 from jaxis.quantization.checkpoint_parts import CheckpointParts
 from jaxis.quantization.compressed_tensors import RULES_KEY
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import rules_to_dict
+
+# The format that quantized weights are written in: compressed-tensors, or MLX's where that has no counterpart.
+
+
+Modules = Mapping[str, tuple[str, WeightScheme | None]]
+"""Name -> class and scheme of every module with a weight matrix; see `CheckpointParts.schemes`."""
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """How quantized weights are written.
+
+    Attributes:
+      config: What config.json gets.
+      tensor_specs: (module, shape, scheme) -> the specs of the tensors of a weight [out, in].
+      tensors: (module, weight) -> the tensors of a weight of numpy arrays.
+    """
+
+    config: Mapping[str, Any]
+    tensor_specs: Callable[[str, tuple[int, int], WeightScheme], dict[str, TensorHeader]]
+    tensors: Callable[[str, Any], dict[str, np.ndarray]]
+
+
+def export_format(modules: Modules) -> ExportFormat:
+    """The format for a checkpoint with these modules: MLX's if any is affine.
+
+    Raises:
+      ConfigError: No format has all of them.
+    """
+    if any(scheme and scheme.weight_calibration_method == "affine" for _, scheme in modules.values()):
+        config = {mlx.KEY: mlx.quantization_config(modules)}
+        return ExportFormat(config, mlx.tensor_specs, mlx.tensors)
+    config = {"quantization_config": compressed_tensors_export.quantization_config(modules)}
+    return ExportFormat(config, compressed_tensors_export.tensor_specs, compressed_tensors_export.tensors)
 
 
 def quantize_checkpoint(

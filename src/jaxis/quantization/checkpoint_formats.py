@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from jaxis.config.hf_config import HFConfig
@@ -20,9 +21,97 @@ from jaxis.quantization.formats.mxfp4 import MXFP4
 from jaxis.quantization.gguf import GGUFQuantizationConfig
 from jaxis.quantization.published import PublishedFormat, PublishedQuantizationConfig
 from jaxis.quantization.rules import RuleQuantizationConfig
-from jaxis.quantization.unsupported import unsupported_method, unsupported_tensors
 from jaxis.quantization.wrappers import Dequantize, DequantizingConfig, QuantizedActivationsConfig
 from jaxis.quantization_rules import rules_from
+
+# Kinds of quantized checkpoints that are not loaded: how to recognize them, and what to use instead.
+
+
+_ORIGINAL = "use the original checkpoint, or a GGUF, AWQ, GPTQ or fp8 one of the same model"
+_ORIGINAL_8_BITS = "use the original checkpoint with quantization='int8' (--quantization), or a GGUF, AWQ or GPTQ one"
+_PLAIN_EXPORT = "use one saved in the format 'gptq', or a GGUF or AWQ one of the same model"
+
+
+@dataclass(frozen=True)
+class UnsupportedKind:
+    """A kind of checkpoint.
+
+    Attributes:
+      methods: Its names as `quant_method` in config.json.
+      what: What it is, after "the checkpoint is".
+      instead: What to do.
+      tensors: Ends of the names of tensors that only this kind has, for files without a description.
+    """
+
+    methods: tuple[str, ...]
+    what: str
+    instead: str = _ORIGINAL
+    tensors: tuple[str, ...] = ()
+
+    @property
+    def message(self) -> str:
+        """The error's text."""
+        return f"the checkpoint is {self.what}, which is not supported: {self.instead}"
+
+
+UNSUPPORTED_KINDS = (
+    UnsupportedKind(("exl2",), "quantized by ExLlamaV2 (EXL2)", tensors=(".q_weight", ".q_invperm")),
+    UnsupportedKind(("exl3",), "quantized by ExLlamaV3 (EXL3)", tensors=(".trellis", ".svh")),
+    UnsupportedKind(("quip", "quip-sharp", "quip_sharp"), "quantized by QuIP#", tensors=(".Qidxs", ".codebook_id")),
+    UnsupportedKind(("aqlm",), "quantized by AQLM", tensors=(".codebooks",)),
+    UnsupportedKind(("vptq",), "quantized by VPTQ", tensors=(".centroids.weight", ".centroids")),
+    UnsupportedKind(("spqr",), "quantized by SpQR", tensors=(".dense_weights",)),
+    UnsupportedKind(("higgs",), "quantized by HIGGS", tensors=(".tables2",)),
+    UnsupportedKind(("quanto",), "quantized by Quanto", _ORIGINAL_8_BITS, (".weight._data",)),
+    UnsupportedKind(("eetq",), "quantized by EETQ", _ORIGINAL_8_BITS, (".weight_scales",)),
+    UnsupportedKind(
+        ("bitnet",), "a BitNet model, with weights of three values", "use another model: they have no other form"
+    ),
+    UnsupportedKind(("fp_quant",), "quantized by FP-Quant", tensors=(".forward_hadamard_matrix",)),
+    UnsupportedKind(("sinq",), "quantized by SINQ"),
+    UnsupportedKind(("bitblas",), "packed for BitBLAS, a library for GPUs", _PLAIN_EXPORT),
+    UnsupportedKind(("quark",), "quantized by AMD Quark"),
+    UnsupportedKind(("marlin", "gptq_marlin", "gptq_marlin_24"), "packed for Marlin, a kernel for GPUs", _PLAIN_EXPORT),
+    UnsupportedKind(("sparseml", "sparse", "sparsegpt"), "stored sparsely"),
+    UnsupportedKind(("metal",), "packed for Metal, of Apple's GPUs", "use the original checkpoint, or an MLX one"),
+    UnsupportedKind(("fouroversix",), "quantized by Four Over Six"),
+    UnsupportedKind(
+        (),
+        "packed by GPTQ or AWQ, but without the description of how",
+        "download its quantize_config.json or quant_config.json too, or add a quantization_config to config.json",
+        (".qweight",),
+    ),
+    UnsupportedKind(
+        (),
+        "packed by compressed-tensors, but without the description of how",
+        "download its config.json again, which must have a quantization_config",
+        (".weight_packed",),
+    ),
+    UnsupportedKind(
+        (),
+        "one of MLX's with absorbed projections of latent attention",
+        "use the original checkpoint, or a GGUF one of the same model",
+        (".embed_q.weight", ".unembed_out.weight"),
+    ),
+)
+
+_BY_METHOD = {method: kind for kind in UNSUPPORTED_KINDS for method in kind.methods}
+_BY_TENSOR = {tensor: kind for kind in UNSUPPORTED_KINDS for tensor in kind.tensors}
+
+
+def unsupported_method(method: object) -> UnsupportedKind | None:
+    """The kind whose `quant_method` this is; None if it is of none of them."""
+    return _BY_METHOD.get(method) if isinstance(method, str) else None
+
+
+def unsupported_tensors(names: Iterable[str]) -> UnsupportedKind | None:
+    """The kind that these tensors are of; None if they are of none of them."""
+    ends = tuple(_BY_TENSOR)
+    for name in names:
+        if name.endswith(ends):
+            return next(kind for end, kind in _BY_TENSOR.items() if name.endswith(end))
+    return None
+
 
 _logger = logging.getLogger(__name__)
 # `quant_method` -> candidate formats; the first whose `is_meant` holds is used. compressed-tensors is separate.
@@ -88,9 +177,6 @@ def quantization_of_checkpoint(
         return _as_chosen(GGUFQuantizationConfig(stored), "GGUF", choice)
     if tensors is not None and method in _IS_QUANTIZED and not _IS_QUANTIZED[method](tensors):
         return _instead_of_quantizing(method, choice)
-    if method in _ALWAYS_STORED and tensors and _are_plain(tensors):
-        _logger.warning("config.json says %s, but the weights are not quantized: they are loaded as they are", method)
-        return _for_unquantized(choice)
     if method in _BY_TENSORS:
         return _as_chosen(_BY_TENSORS[method](stored, tensors), method, choice)
     if method not in _FORMATS:
@@ -172,11 +258,6 @@ def _instead_of_quantizing(method: str, choice: RuleQuantizationConfig | Dequant
         f"config.json asks for the weights to be quantized by {method} when they are loaded, which is not done: "
         "give quantization='int4' or 'int8' (--quantization) for jaxis' own quantization"
     )
-
-
-def _are_plain(tensors: Mapping[str, TensorInfo]) -> bool:
-    """Whether no tensor has a name that only those of quantized weights have."""
-    return not any(name.endswith(_QUANTIZED_TENSORS) for name in tensors)
 
 
 def _quantized_by_jaxis(

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxis.errors import CheckpointError
 from jaxis.kernels.weights import WeightScheme
+from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.experts import STACK_AXES, JaxExperts
 from jaxis.layers.linear import JaxLinear
@@ -40,6 +41,7 @@ class CheckpointParts:
     """
 
     def __init__(self, model: JaxModule) -> None:
+        self._known_as = checkpoint_names_of(model).name_in_checkpoint
         modules = dict(model.named_modules())
         self._layers = {name: m for name, m in modules.items() if isinstance(m, JaxLinear | JaxEmbed)}
         self._experts = {name: m for name, m in modules.items() if isinstance(m, JaxExperts)}
@@ -48,21 +50,25 @@ class CheckpointParts:
     def of(self, name: str, tensor: np.ndarray) -> list[Part]:
         """The matrices to be quantized in a tensor of the checkpoint; empty if it is kept as it is.
 
+        Args:
+          name: Of the parameter that the tensor fills.
+          tensor: Its value in the checkpoint.
+
         Raises:
           CheckpointError: The tensor does not match the model.
         """
         module, _, leaf = name.rpartition(".")
         if leaf == "weight" and (scheme := _scheme(self._layers.get(module))) is not None:
             if tensor.ndim != 2:
-                raise CheckpointError(f"tensor {name!r} has shape {list(tensor.shape)}, not [out, in]")
-            return [Part(module, scheme, tensor)]
+                raise CheckpointError(f"tensor {self._known_as(name)!r} has shape {list(tensor.shape)}, not [out, in]")
+            return [Part(self._known_as(module), scheme, tensor)]
         prefix, experts = self._experts_of(name)
         if experts is None or (scheme := _scheme(experts)) is None:
             return []
         parts = [part for part in experts.parts(name.removeprefix(f"{prefix}."), tensor) if part[0] in STACK_AXES]
         if tensor.ndim == 2:  # one expert's, which keeps its name in the file
-            return [Part(module, scheme, weight) for _, _, weight in parts]
-        return [Part(f"{prefix}.{expert}.{stack}", scheme, weight) for stack, expert, weight in parts]
+            return [Part(self._known_as(module), scheme, weight) for _, _, weight in parts]
+        return [Part(self._known_as(f"{prefix}.{expert}.{stack}"), scheme, weight) for stack, expert, weight in parts]
 
     def check(self, tensors: Iterable[tuple[str, np.ndarray]], model_name: str) -> None:
         """Checks that the tensors are those of the model.
@@ -79,24 +85,25 @@ class CheckpointParts:
                 try:
                     parts = list(experts.parts(name.removeprefix(f"{prefix}."), tensor))
                 except CheckpointError as error:
-                    raise CheckpointError(f"tensor {name!r} {error}") from None
+                    raise CheckpointError(f"tensor {self._known_as(name)!r} {error}") from None
                 entries = [f"{prefix}.{stack} of expert {expert}" for stack, expert, _ in parts]
             for entry in entries:
                 if expected.pop(entry, None) is None:
-                    raise CheckpointError(f"tensor {name!r} has no parameter in {model_name}")
+                    raise CheckpointError(f"tensor {self._known_as(name)!r} has no parameter in {model_name}")
         if expected:
-            raise CheckpointError(f"the model's parameter {min(expected)!r} is not in the checkpoint")
+            missing = self._known_as(min(expected))
+            raise CheckpointError(f"the model's parameter {missing!r} is not in the checkpoint")
 
     def schemes(self) -> dict[str, tuple[str, WeightScheme | None]]:
-        """Module name -> (PyTorch class name, "Linear" or "Embedding"; scheme, or None if unquantized).
+        """A module's name in the checkpoint -> (PyTorch class name, "Linear" or "Embedding"; scheme, or None).
 
         Experts are given as a regular expression for their names, marked by `re:`.
         """
         found: dict[str, tuple[str, WeightScheme | None]] = {}
         for name, layer in self._layers.items():
-            found[name] = ("Embedding" if isinstance(layer, JaxEmbed) else "Linear", _scheme(layer))
+            found[self._known_as(name)] = ("Embedding" if isinstance(layer, JaxEmbed) else "Linear", _scheme(layer))
         for name, experts in self._experts.items():
-            found[rf"re:{re.escape(name)}\.\d+\."] = ("Linear", _scheme(experts))
+            found[rf"re:{re.escape(self._known_as(name))}\.\d+\."] = ("Linear", _scheme(experts))
         return found
 
     def _entries(self, parameter: str) -> list[str]:

@@ -21,7 +21,7 @@ from jaxis.quantization.by_tensors import FormatsByTensors
 from jaxis.quantization.formats.gptq import GptqFormat
 from jaxis.quantization.formats.integer_groups import BITS, group_sizes
 from jaxis.quantization.formats.word_packing import num_words
-from jaxis.quantization.module_patterns import WHERE
+from jaxis.quantization.module_patterns import EMBEDDING_NAMES, WHERE
 from jaxis.quantization.tool_keys import check_tool_keys, read_bits, read_bool, read_group_size
 
 _SETTINGS = ("bits", "group_size", "sym", "desc_act", "static_groups")
@@ -90,11 +90,7 @@ class GptqModules:
         settings = next((found for pattern, found in self.rules if pattern.match(name)), self.default)
         if self.tensors is None:
             last = name.rpartition(".")[2]
-            if (
-                settings is None
-                or last in ("embed_tokens", "wte")
-                or (last == "lm_head" and not self.has_quantized_head)
-            ):
+            if settings is None or last in EMBEDDING_NAMES or (last == "lm_head" and not self.has_quantized_head):
                 return None
             return GptqFormat(settings.bits, settings.group_size, settings.is_symmetric, self.zeros_less_one)
         words, scales = self.tensors.get(f"{name}.qweight"), self.tensors.get(f"{name}.scales")

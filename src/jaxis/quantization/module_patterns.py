@@ -13,6 +13,8 @@ from jaxis.layers.experts import PROJECTION_NAMES, JaxExperts
 
 WHERE = "quantization_config in config.json"
 PATTERN_KEYS = ("modules_to_not_convert", "ignored_layers")
+EMBEDDING_NAMES = ("embed_tokens", "embeddings", "word_embeddings", "wte")
+"""What checkpoints call their token embeddings."""
 FUSED_MODULES = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),

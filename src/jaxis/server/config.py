@@ -23,7 +23,6 @@ class ServerConfig:
     Attributes:
       served_model_names: The names under which requests may ask for the model; answers carry the first.
       model_aliases: Patterns of more such names, such as "gpt-*" or "*"; answers carry the name that was asked for.
-      api_keys: If not empty, every request must bring one of them.
       api_keys: Keys as text; if there are any, or a file of them, every request must bring one.
       api_key_file: A file of keys with names and limits; see `http/api_keys.py`. None is none.
       request_log: A file that gets a line for every request; None is none.

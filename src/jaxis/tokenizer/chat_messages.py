@@ -1,15 +1,20 @@
-"""The input of chat templates: variables, and messages whose roles and tool calls a template can read."""
+"""Chat messages in the form that chat templates take, in an order that the template accepts."""
 
 from __future__ import annotations
 
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from jaxis.errors import RequestError
 from jaxis.tokenizer.chat_template import render_chat_template
 from jaxis.tokenizer.tokenizer import Tokenizer
+
+# The input of chat templates: variables, and messages whose roles and tool calls a template can read.
+
 
 # Arguments of `Tokenizer.apply_chat_template` and `tokenize_chat`, `tokenize`, an argument in transformers, and `self`,
 # which is Jinja's own.
@@ -94,14 +99,28 @@ def with_template_arguments(messages: Sequence[Mapping[str, Any]], chat_template
     ]
 
 
-def _with_arguments(call: Mapping[str, Any], where: str, as_text: bool) -> dict[str, Any]:
-    arguments = call["function"]["arguments"]
+def parsed_arguments(arguments: object, place: str) -> Mapping[str, Any]:
+    """The arguments of a tool call as an object.
+
+    Args:
+      arguments: The same, or as a JSON string.
+      place: Where the request has them, such as "messages[1].tool_calls[0].function.arguments".
+
+    Raises:
+      RequestError: They are something else.
+    """
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, Mapping):
-        raise RequestError(f"{where}.function.arguments must be a JSON object as a string")
+        raise RequestError("must be a JSON object as a string", param=place)
+    return value
+
+
+def _with_arguments(call: Mapping[str, Any], where: str, as_text: bool) -> dict[str, Any]:
+    arguments = call["function"]["arguments"]
+    value = parsed_arguments(arguments, f"{where}.function.arguments")
     if as_text and not isinstance(arguments, str):
         arguments = json.dumps(value, ensure_ascii=False)
     return {**call, "function": {**call["function"], "arguments": arguments if as_text else value}}
@@ -121,3 +140,122 @@ def _needs_arguments_as_text(chat_template: str) -> bool:
         return True
 
     return not renders({"a": 1}) and renders('{"a": 1}')
+
+
+# Arranges a conversation for chat templates that accept roles only in certain places.
+#
+# Agents send system messages in the middle of a conversation, several user messages in a row, and text of the user
+# right after the results of tools. Many templates refuse that, and some leave such messages out. What a template
+# accepts is found out by rendering small conversations with it, once. The arrangement of a message depends only on
+# those before it, so that the tokens of a conversation's beginning stay the same as it grows, and the prefix cache
+# keeps them.
+
+
+SYSTEM_ROLES = frozenset({"system", "developer"})
+_REMINDER = "<system-reminder>"
+_REMINDER_END = "</system-reminder>"
+
+
+@dataclass(frozen=True)
+class MessageOrder:
+    """Which messages a template takes and writes at their place.
+
+    Attributes:
+      system: A system message at the beginning.
+      late_system: System messages after others.
+      adjacent_users: Two user messages in a row.
+      user_after_tool: A user message after the result of a tool.
+    """
+
+    system: bool
+    late_system: bool
+    adjacent_users: bool
+    user_after_tool: bool
+
+    @classmethod
+    def of(cls, chat_template: str, special_tokens: Mapping[str, str]) -> MessageOrder:
+        """What this template takes.
+
+        Args:
+          chat_template: Its source.
+          special_tokens: The variables that hold the tokenizer's special tokens, such as `bos_token`.
+        """
+        return _probe(chat_template, tuple(sorted(special_tokens.items())))
+
+
+def arrange_messages(messages: Sequence[Mapping[str, Any]], order: MessageOrder) -> list[dict[str, Any]]:
+    """The conversation in an order that the template takes; nothing of it is left out.
+
+    The system messages that it begins with become one. Where the template does not take a later one, it becomes a user
+    message inside `<system-reminder>` tags. A message that the template does not take after the one before it is added
+    to that one.
+
+    Args:
+      messages: The content of system, user and tool messages is a string.
+      order: What the template takes.
+    """
+    num_head = next((i for i, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
+    arranged: list[dict[str, Any]] = []
+    if num_head:
+        text = "\n\n".join(message["content"] for message in messages[:num_head] if message["content"])
+        arranged.append({**messages[0], "role": messages[0]["role"] if order.system else "user", "content": text})
+    for message in messages[num_head:]:
+        if message["role"] in SYSTEM_ROLES and not order.late_system:
+            message = {"role": "user", "content": _reminder(message["content"])}
+        if arranged and not _may_follow(arranged[-1]["role"], message["role"], order):
+            texts = (arranged[-1]["content"], message["content"])
+            arranged[-1]["content"] = "\n\n".join(text for text in texts if text)
+        else:
+            arranged.append(dict(message))
+    return arranged
+
+
+def _may_follow(role: str, next_role: str, order: MessageOrder) -> bool:
+    if next_role != "user":
+        return True
+    return (role != "user" or order.adjacent_users) and (role != "tool" or order.user_after_tool)
+
+
+def _reminder(text: str) -> str:
+    is_one = text.strip().startswith(_REMINDER) and text.strip().endswith(_REMINDER_END)
+    return text if is_one else f"{_REMINDER}\n{text}\n{_REMINDER_END}"
+
+
+@lru_cache(maxsize=64)
+def _probe(chat_template: str, special_tokens: tuple[tuple[str, str], ...]) -> MessageOrder:
+    variables: dict[str, Any] = dict(special_tokens)
+
+    def takes(*messages: dict[str, Any]) -> bool:
+        """Whether the template writes all of these, in their order."""
+        try:
+            # Templates differ in whether they read a call's arguments as an object or as text.
+            chat = with_template_arguments(messages, chat_template)
+            text = render_chat_template(chat_template, chat, **variables)
+        except RequestError:
+            return False
+        end = 0
+        for content in (message["content"] for message in messages if message["content"]):
+            if (start := text.find(content, end)) < 0:
+                return False
+            end = start + len(content)
+        return True
+
+    system = {"role": "system", "content": "Rule one."}
+    user = {"role": "user", "content": "Request one."}
+    late = {"role": "system", "content": "Rule two."}
+    another = {"role": "user", "content": "Request two."}
+    function = {"name": "look", "arguments": {"at": "it"}}
+    # Ids of nine letters and digits are the only ones that some templates take.
+    calls = [{"id": "abcde1234", "type": "function", "function": function}]
+    call = {"role": "assistant", "content": "", "tool_calls": calls}
+    answer = {"role": "assistant", "content": "Answer one."}
+    result = {"role": "tool", "content": "Result one.", "tool_call_id": "abcde1234", "name": "look"}
+    if not takes(user):  # nothing can be learned from it
+        return MessageOrder(system=True, late_system=True, adjacent_users=True, user_after_tool=True)
+    return MessageOrder(
+        system=takes(system, user),
+        late_system=takes(system, user, late, another) and takes(system, user, late, answer, another),
+        adjacent_users=takes(user, another),
+        # A template without tools refuses more than this order; its own words say what.
+        user_after_tool=takes(user, call, result, another) or not takes(user, call, result),
+    )

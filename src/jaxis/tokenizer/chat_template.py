@@ -45,10 +45,12 @@ def render_chat_template(
         much time or memory.
     """
     if continue_final_message and add_generation_prompt:
-        raise RequestError("continue_final_message=True opens no new message: it needs add_generation_prompt=False")
+        raise RequestError(
+            "=True opens no new message: it needs add_generation_prompt=False", param="continue_final_message"
+        )
     chat = _check_messages(messages)
     if tools is not None and (isinstance(tools, str) or not all(isinstance(tool, Mapping) for tool in tools)):
-        raise RequestError("tools must be a list of JSON objects, each the schema of a function")
+        raise RequestError("must be a list of JSON objects, each the schema of a function", param="tools")
     tools = None if tools is None else _plain([*tools], "tools")
     variables = {"documents": None, **_plain(variables, "chat_template_kwargs")}
     last_text = _mark_last_text(chat) if continue_final_message else ""
@@ -59,16 +61,18 @@ def render_chat_template(
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        raise RequestError(f"messages must be a list of messages, not {type(messages).__name__}")
+        raise RequestError(f"must be a list of messages, not {type(messages).__name__}", param="messages")
     if not messages:
-        raise RequestError("messages is empty; send at least one message")
+        raise RequestError("is empty; send at least one message", param="messages")
     chat = []
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
         if not isinstance(message, Mapping):
-            raise RequestError(f'{where} must be an object with "role" and "content", not {type(message).__name__}')
+            raise RequestError(
+                f'must be an object with "role" and "content", not {type(message).__name__}', param=where
+            )
         if not isinstance(message.get("role"), str):
-            raise RequestError(f'{where} needs a "role" that is a string, such as "user"')
+            raise RequestError('needs a "role" that is a string, such as "user"', param=where)
         _check_content(message.get("content"), f"{where}.content")
         plain = _plain({key: value for key, value in message.items() if value is not None}, where)
         if plain.get("tool_calls") and "content" in message:
@@ -84,10 +88,12 @@ def _check_content(content: object, where: str) -> None:
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list | tuple):
-        raise RequestError(f"{where} must be a string or a list of parts, not {type(content).__name__}")
+        raise RequestError(f"must be a string or a list of parts, not {type(content).__name__}", param=where)
     for i, part in enumerate(content):
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise RequestError(f'{where}[{i}] must be {{"type": "text", "text": "..."}}; other parts are not supported')
+            raise RequestError(
+                'must be {"type": "text", "text": "..."}; other parts are not supported', param=f"{where}[{i}]"
+            )
 
 
 def _plain(value: object, where: str) -> Any:
@@ -101,7 +107,7 @@ def _plain(value: object, where: str) -> Any:
         return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    raise RequestError(f"{where} is a {type(value).__name__}; send JSON values only")
+    raise RequestError(f"is a {type(value).__name__}; send JSON values only", param=where)
 
 
 def _mark_last_text(chat: list[dict[str, Any]]) -> str:
@@ -111,7 +117,9 @@ def _mark_last_text(chat: list[dict[str, Any]]) -> str:
         chat[-1]["content"] = content + _CONTINUE_MARK
         return content
     if not content:
-        raise RequestError("continue_final_message=True needs a last message with content to continue")
+        raise RequestError(
+            "ends in a message without content, which cannot be continued: give it content", param="messages"
+        )
     text = content[-1]["text"]
     content[-1]["text"] = text + _CONTINUE_MARK
     return text
@@ -120,7 +128,5 @@ def _mark_last_text(chat: list[dict[str, Any]]) -> str:
 def _cut_at_mark(text: str, last_text: str) -> str:
     end = text.rfind(_CONTINUE_MARK.rstrip())
     if end < 0 or last_text.strip() not in text:
-        raise RequestError(
-            "the chat template leaves out the last message, so continue_final_message cannot go on with it"
-        )
+        raise RequestError("the chat template leaves out the last message, which therefore cannot be continued")
     return text[:end] if text.startswith(_CONTINUE_MARK, end) else text[:end].rstrip()

@@ -16,19 +16,20 @@ from tokenizers import AddedToken
 from jaxis.errors import CheckpointError
 from jaxis.loading.gguf.container import read_gguf_metadata
 from jaxis.loading.git_lfs import check_not_lfs_pointer
+from jaxis.tokenizer.byte_level import distinct_texts, with_added_tokens
 from jaxis.tokenizer.byte_level_files import read_merges_files, read_tiktoken_file, unknown_rules
-from jaxis.tokenizer.config import TokenizerConfig, read_json_object
+from jaxis.tokenizer.config import TokenizerConfig, add_sequence_ends, read_json_object
 from jaxis.tokenizer.gguf import gguf_tokenizer, has_tokenizer
-from jaxis.tokenizer.sentencepiece_backend import (
+from jaxis.tokenizer.sentencepiece import (
+    Piece,
+    PieceType,
+    SentencePieceModel,
     SpacePrefix,
     sentencepiece_backend,
     writes_spaces_after_special_tokens,
 )
-from jaxis.tokenizer.sentencepiece_model import Piece, PieceType, SentencePieceModel
-from jaxis.tokenizer.sequence_ends import add_sequence_ends
 from jaxis.tokenizer.tekken import SPECIAL_TOKENS as TEKKEN_SPECIAL_TOKENS
 from jaxis.tokenizer.tekken import read_tekken
-from jaxis.tokenizer.vocabulary import distinct_texts, with_added_tokens
 
 # In this order: a folder may have several.
 _FILES = (

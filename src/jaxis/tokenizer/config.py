@@ -1,10 +1,4 @@
-"""Reads the files beside tokenizer.json in a checkpoint: special tokens, chat templates, decoding flags.
-
-Files and their precedence are those of transformers 5: `chat_template.jinja` and `additional_chat_templates/*.jinja`
-come before the templates in `tokenizer_config.json`; `special_tokens_map.json` counts only where
-`tokenizer_config.json` has no `added_tokens_decoder`. Next to a tokenizer.json, which has text rules of its own,
-`tokenizer_class`, `add_bos_token`, `add_eos_token`, `add_prefix_space` and `legacy` have no effect.
-"""
+"""The tokens that encoding adds before and after a string."""
 
 from __future__ import annotations
 
@@ -13,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+import tokenizers
+from tokenizers import AddedToken, processors
 
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import MAX_JSON_BYTES
@@ -36,9 +31,9 @@ class TokenizerConfig:
       clean_up_tokenization_spaces: Whether decoding removes spaces before punctuation (never done for BPE).
       split_special_tokens: Whether special tokens in a string are encoded as ordinary text.
       tokenizer_class: The class of transformers, without a "Fast" at the end; None if there is none.
-      add_bos_token: Whether a text begins with the beginning-of-sequence token; None if the class decides.
+      add_bos_token: Whether a string begins with the beginning-of-sequence token; None if the class decides.
       add_eos_token: Whether it ends with the end-of-sequence token; None if the class decides.
-      add_prefix_space: Whether a text begins with a space that it does not have; None if the class decides.
+      add_prefix_space: Whether a string begins with a space that it does not have; None if the class decides.
       legacy: Whether it also does after a special token; None if the class decides.
       stop_token_ids: Tokens that end an answer, where the tokenizer's own file tells them.
     """
@@ -166,3 +161,26 @@ def _inline_templates(value: str | list[dict[str, str]] | dict[str, str] | None)
     if isinstance(value, dict):
         return dict(value)
     return {entry["name"]: entry["template"] for entry in value}
+
+
+# The tokens that encoding adds before and after a string.
+
+
+def add_sequence_ends(backend: tokenizers.Tokenizer, bos_id: int | None, eos_id: int | None) -> None:
+    """Makes encoding begin with one token and end with another; None adds none.
+
+    Args:
+      backend: Its post-processor is set.
+      bos_id: Id of the token at the beginning.
+      eos_id: Id of the token at the end.
+    """
+    ends = {token_id: backend.id_to_token(token_id) for token_id in (bos_id, eos_id) if token_id is not None}
+    if not ends:
+        return
+    before = [] if bos_id is None else [f"{ends[bos_id]}:0"]
+    after = [] if eos_id is None else [f"{ends[eos_id]}:0"]
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A:0", *after],
+        pair=[*before, "$A:0", *after, *before, "$B:0", *after],
+        special_tokens=[(text, token_id) for token_id, text in ends.items()],
+    )

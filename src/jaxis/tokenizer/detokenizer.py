@@ -1,7 +1,7 @@
 """Incremental detokenization: takes token ids as they are sampled, and gives text as soon as it is final.
 
 The text is what decoding prompt and output together adds to decoding the prompt alone, so a leading space that
-the model wrote is kept. A token stands for fixed bytes inside a text, so each is looked up once and the cost of a
+the model wrote is kept. A token stands for fixed bytes inside a string, so each is looked up once and the cost of a
 step does not grow with the text; a token may well end one character and begin the next.
 """
 
@@ -90,7 +90,7 @@ class IncrementalDetokenizer:
         data = self._tokenizer.token_bytes(token_id)
         if self._at_start and data:
             self._at_start = False
-            if _is_text(data):  # a decoder may drop the leading space at the start of a text
+            if _is_text(data):  # a decoder may drop the leading space at the start of a string
                 return self._tokenizer.decode([token_id], skip_special_tokens=False).encode("utf-8")
         return data
 

@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file, from its metadata: a `tokenizers` backend and what a tokenizer_config.json would say.
 
 The keys are llama.cpp's (src/llama-vocab.cpp, gguf-py/gguf/constants.py). A row of `tokenizer.ggml.tokens` is a row of
-the embedding, so every row keeps its id, also where two have one text or one is not valid UTF-8.
+the embedding, so every row keeps its id, also where two have the same text or one is not valid UTF-8.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import tokenizers
 from tokenizers import AddedToken
 
 from jaxis.errors import CheckpointError
-from jaxis.tokenizer.byte_level import byte_level_backend
-from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig
-from jaxis.tokenizer.gguf_split_rules import SPLIT_RULES, adds_bos_by_default
-from jaxis.tokenizer.sentencepiece_backend import (
+from jaxis.tokenizer.byte_level import byte_level_backend, distinct_texts
+from jaxis.tokenizer.byte_level_files import SPLIT_RULES, adds_bos_by_default
+from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig, add_sequence_ends
+from jaxis.tokenizer.sentencepiece import (
     WORD_START,
+    Piece,
+    PieceType,
     SpacePrefix,
     sentencepiece_bpe_backend,
     writes_spaces_after_special_tokens,
 )
-from jaxis.tokenizer.sentencepiece_model import Piece, PieceType
-from jaxis.tokenizer.sequence_ends import add_sequence_ends
-from jaxis.tokenizer.vocabulary import distinct_texts
 
 _INSTEAD = "use a file made with a newer llama.cpp, or the model's safetensors"
 SPECIAL_TOKEN_KEYS = {
@@ -247,7 +246,7 @@ def _whole_tokenizer(text: str, source: str) -> tokenizers.Tokenizer:
 
 
 def _add_ends(backend: tokenizers.Tokenizer, values: _Values, ids: dict[str, int], *, adds_bos: bool) -> None:
-    """Sets what encoding adds before and after a text."""
+    """Sets what encoding adds before and after a string."""
     ends: dict[str, int | None] = {"bos": None, "eos": None}
     for end, default in (("bos", adds_bos), ("eos", False)):
         wanted = values.get(f"add_{end}_token", bool)

@@ -1,7 +1,7 @@
-"""How few tokens a text can have, told from its bytes: texts that cannot fit are refused before they are tokenized.
+"""How few tokens a string can have, told from its bytes: texts that cannot fit are refused before they are tokenized.
 
 Tokenizing megabytes takes seconds and a hundred times their memory. No token stands for more bytes than the longest
-one, so a text of b bytes has at least b / longest tokens, unless the tokenizer drops or folds some of it. The rules
+one, so a string of b bytes has at least b / longest tokens, unless the tokenizer drops or folds some of it. The rules
 here know which of the `tokenizers` library's components do: for one that may drop anything, there is no bound.
 """
 
@@ -35,7 +35,7 @@ class LengthBound:
     """What one token can stand for.
 
     Attributes:
-      bytes_per_token: Most bytes of a text, in UTF-8; infinite where the tokenizer may drop text.
+      bytes_per_token: Most bytes of a string, in UTF-8; infinite where the tokenizer may drop text.
       counts_spaces: Whether white space counts among them; a tokenizer may drop it, or fold it into a token.
     """
 

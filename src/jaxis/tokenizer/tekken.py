@@ -13,9 +13,14 @@ from tokenizers import AddedToken
 
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import read_json_object
-from jaxis.tokenizer.byte_level import SplitRules, byte_level_backend
-from jaxis.tokenizer.tiktoken_ranks import decode_token, spell_ranks
-from jaxis.tokenizer.vocabulary import MAX_ADDED_ROWS, with_added_tokens
+from jaxis.tokenizer.byte_level import (
+    MAX_ADDED_ROWS,
+    SplitRules,
+    byte_level_backend,
+    decode_token,
+    spell_ranks,
+    with_added_tokens,
+)
 
 # What files without a list of their own have.
 _FIRST_SPECIAL_TOKENS = (

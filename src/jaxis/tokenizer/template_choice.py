@@ -78,7 +78,7 @@ def turn_end_token_id(tokenizer: Tokenizer) -> int | None:
     """The special token that ends an answer in the tokenizer's default template; None if text ends it.
 
     A base model's own end-of-sequence token is often another one: with ChatML, Qwen's base models end a turn by
-    `<|im_end|>` and a text by `<|endoftext|>`.
+    `<|im_end|>` and a document by `<|endoftext|>`.
     """
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE_ANSWER}]
     try:

@@ -124,10 +124,6 @@ class Tokenizer:
         return self._special_id("pad_token")
 
     @property
-    def unk_token_id(self) -> int | None:
-        return self._special_id("unk_token")
-
-    @property
     def has_chat_template(self) -> bool:
         return bool(self.chat_templates)
 
@@ -179,14 +175,14 @@ class Tokenizer:
         return _clean_up_spaces(text) if self._clean_up_spaces else text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes a token stands for inside a text; one token may hold only a part of a character."""
+        """The UTF-8 bytes a token stands for inside a string; one token may hold only a part of a character."""
         data = self._bytes_of_token.get(token_id)
         if data is None:
             data = self._bytes_of_token[token_id] = self._find_token_bytes(token_id)
         return data
 
     def token_text(self, token_id: int) -> str:
-        """A token's text inside a text, its leading space included; U+FFFD stands for a part of a character."""
+        """A token's text inside a string, its leading space included; U+FFFD stands for a part of a character."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def utf8_decoder(self) -> codecs.IncrementalDecoder:
@@ -273,7 +269,7 @@ class Tokenizer:
                 return token.encode("utf-8")
         if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match.group(1), 16)])
-        # At the start of a text a decoder may drop a token's leading space, so it is decoded after another token.
+        # At the start of a string a decoder may drop a token's leading space, so it is decoded after another token.
         context = [] if self._context_id is None else [self._context_id]
         before = self.decode(context, skip_special_tokens=False)
         return self.decode([*context, token_id], skip_special_tokens=False).removeprefix(before).encode("utf-8")

@@ -1,10 +1,13 @@
 """What `analyze` says of configs as their makers published them."""
 
+import dataclasses
 import json
 
 import pytest
+from rich.console import Console
 
-from jaxis.bringup.analyze.analysis import analyze
+from jaxis.bringup.analyze.analysis import KeyStatus, analyze
+from jaxis.bringup.analyze.text import analysis_text
 from jaxis.errors import CheckpointError, ConfigError
 from tests.support.published_models import FOLDER as CONFIGS
 from tests.support.published_models import PUBLISHED, UNKNOWN, UNSUPPORTED, read
@@ -29,6 +32,14 @@ def analyzed(folder, values, **arguments):
 
 def statuses(analysis):
     return {key.key: key.status for key in analysis.keys}
+
+
+def test_the_types_of_blocks_of_a_gguf_file_are_one_line():
+    key = "quantization_config.block_types.model.layers.{}.mlp.up_proj"
+    types = [KeyStatus(key.format(i), "Q8_0" if i == 3 else "Q4_1", "supported") for i in range(20)]
+    analysis = dataclasses.replace(analyze(CONFIGS / "qwen3-0.6b.json"), keys=(*types, KeyStatus("a", 1, "supported")))
+    text = " ".join(analysis_text(analysis, Console(width=200)).split())
+    assert "21 supported quantization_config.block_types: 19 x Q4_1, 1 x Q8_0, a=1 Weights" in text
 
 
 def test_every_config_here_is_expected_to_be_something():
@@ -66,7 +77,7 @@ def config_of_text(name):
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_an_unsupported_model_is_told_what_is_missing_and_where_it_belongs(name):
+def test_the_report_of_an_unsupported_model_says_what_is_missing_and_where_it_belongs(name):
     analysis = analyze(CONFIGS / f"{name}.json")
     assert not analysis.can_run
     assert any("no family of this architecture" in problem for problem in analysis.problems)
@@ -86,10 +97,10 @@ def test_what_is_there_is_not_called_missing():
     assert keys["index_topk"] == keys["index_head_dim"] == "supported"
 
 
-def test_an_architecture_nobody_registered_whose_parts_are_all_there(tmp_path):
+def test_an_unregistered_architecture_whose_parts_are_all_there(tmp_path):
     analysis = analyzed(tmp_path, read("llama-3.1-8b") | {"architectures": ["NewForCausalLM"], "model_type": "new"})
     assert analysis.problems == (
-        "no family of this architecture: belongs in models/, models/registry.py; all that its config asks for is there",
+        "no family of this architecture: belongs in models/; all that its config asks for is there",
     )
 
 
@@ -106,7 +117,7 @@ def test_active_parameters_are_without_the_embeddings_of_layers():
         assert analyze(CONFIGS / f"{name}.json").parameters.active / 1e9 == pytest.approx(expected, rel=0.006)
 
 
-def test_layers_that_share_a_cache_are_told():
+def test_layers_that_share_a_cache_are_reported():
     axes = {axis.name: [f.value for f in axis.features] for axis in analyze(CONFIGS / "gemma-4-e2b.json").axes}
     assert axes["layer kinds"] == [
         "12 x window of 512",
@@ -125,7 +136,7 @@ def test_axes_tell_what_the_constructed_model_has():
     assert axes["embeddings and head"] == ["a head of its own"]
 
 
-def test_a_key_nobody_knows_fails(tmp_path):
+def test_an_unknown_key_fails(tmp_path):
     analysis = analyzed(tmp_path, read("qwen3-8b") | {"brand_new_switch": True})
     assert analysis.problems == ("config.json has keys that nothing here knows: brand_new_switch",)
     assert statuses(analysis)["brand_new_switch"] == "unknown"
@@ -140,7 +151,7 @@ def test_a_key_that_another_family_has_fails_by_its_axis(tmp_path):
     assert "layers/mla.py" in problem
 
 
-def test_every_refused_value_is_told_not_only_the_first(tmp_path):
+def test_every_refused_value_is_reported_not_only_the_first(tmp_path):
     values = read("llama-3.1-8b") | {"hidden_act": "mish", "rope_scaling": {"rope_type": "spiral"}}
     analysis = analyzed(tmp_path, values)
     assert any("hidden_act='mish'" in problem for problem in analysis.problems)
@@ -159,7 +170,7 @@ def test_statuses_tell_what_is_used_from_what_is_assumed_anyway(tmp_path):
     assert statuses(analyzed(tmp_path, values | {"attention_bias": True}))["attention_bias"] == "supported"
 
 
-def test_an_unsupported_checkpoint_format_leaves_the_rest_told(tmp_path):
+def test_an_unsupported_checkpoint_format_leaves_the_rest_of_the_report(tmp_path):
     values = read("llama-3.1-8b") | {"quantization_config": {"quant_method": "aqlm", "nbits": 2}}
     analysis = analyzed(tmp_path, values)
     [problem] = analysis.problems
@@ -170,7 +181,7 @@ def test_an_unsupported_checkpoint_format_leaves_the_rest_told(tmp_path):
 
 
 @pytest.mark.parametrize("given", ["folder", "config.json"])
-def test_a_quantization_described_beside_config_json_is_told(tmp_path, given):
+def test_a_quantization_described_beside_config_json_is_reported(tmp_path, given):
     (tmp_path / "config.json").write_text(json.dumps(read("llama-3.1-8b")))
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NONE_THAT_IS_KNOWN"}}')
     analysis = analyze(tmp_path if given == "folder" else tmp_path / "config.json")

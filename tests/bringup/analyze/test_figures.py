@@ -1,17 +1,26 @@
 """Sizes against what transformers counts, what quantization makes, and plain arithmetic."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from jaxis.bringup.analyze.analysis import analyze
-from jaxis.bringup.analyze.figures import MEMORY_SHARE, CacheKind, fit
+from jaxis.bringup.analyze.figures import MEMORY_SHARE, fit
+from jaxis.config import ModelConfig, SchedulerConfig, VllmConfig
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.config.hf_config import HFConfig
+from jaxis.engine.execution.kv_cache import num_cache_blocks
+from jaxis.errors import EngineError
 from jaxis.kernels.weights import WeightScheme, quantize
 from jaxis.loading.checkpoint import Checkpoint
+from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import SHORT_NAMES
 
-FULL = CacheKind("full", 2, 100, None)
-WINDOW = CacheKind("window", 6, 1000, 8)
+WINDOW = AttentionSpan(8)
+PER_BLOCK = {FULL_CONTEXT: 100, WINDOW: 1000}
+CONFIG = VllmConfig(ModelConfig("", HFConfig({}), max_model_len=500), scheduler_config=SchedulerConfig(1, 64))
 
 
 def test_parameters_are_those_that_transformers_counts(checkpoint):
@@ -44,20 +53,22 @@ def test_quantized_weights_have_the_bytes_that_quantizing_gives(checkpoint, name
     assert fits["bfloat16"] == wide
 
 
-@pytest.mark.parametrize("free", [0, 99, 8_800, 8_899, 100_000])
-def test_a_context_fits_as_far_as_its_cache_does(free):
-    def cache_bytes(tokens):
-        return 100 * tokens + 1000 * min(tokens, 8)
-
+@pytest.mark.parametrize("free", [0, 99, 1_101, 16_000, 1_000_000])
+def test_a_context_fits_as_far_as_the_engines_caches_hold_it(free):
     memory = round((5000 + free) / MEMORY_SHARE + 0.5)
-    result = fit("any", 5000, [FULL, WINDOW], memory, 500)
-    assert cache_bytes(result.context_tokens) <= free + 1
-    assert result.context_tokens == 500 or cache_bytes(result.context_tokens + 1) > free
-    assert result.fits == (result.context_tokens >= 16)
+    result = fit("any", 5000, CONFIG, (PER_BLOCK, 0), memory)
+
+    cache = dataclasses.replace(CONFIG.cache_config, kv_cache_memory_bytes=free)
+    try:
+        _, expected = num_cache_blocks(dataclasses.replace(CONFIG, cache_config=cache), PER_BLOCK, make_mesh())
+    except EngineError:  # no room for a block
+        expected = 0
+    assert result.context_tokens == expected
+    assert result.fits == (expected >= 16)
 
 
 def test_weights_alone_do_not_fit():
-    result = fit("any", 1000, [FULL], 1000, 500)
+    result = fit("any", 1000, CONFIG, (PER_BLOCK, 0), 1000)
     assert (result.fits, result.context_tokens) == (False, 0)
 
 

@@ -58,7 +58,7 @@ def test_a_checkpoint_that_matches(moe_checkpoint):
     assert analysis.bytes_by_dtype == {"float32": sum(4 * tensor.numel() for tensor in tensors.values())}
 
 
-def test_all_that_is_wrong_is_told_at_once_and_what_is_alike_in_one_line(moe_checkpoint, tmp_path):
+def test_all_errors_are_reported_at_once_and_similar_ones_in_one_line(moe_checkpoint, tmp_path):
     def change(tensors):
         for layer in range(3):
             del tensors[f"model.layers.{layer}.self_attn.k_norm.weight"]
@@ -139,7 +139,7 @@ def test_an_orbax_checkpoint_is_checked_like_the_one_it_was_made_of(moe_checkpoi
     assert analysis.bytes_by_dtype == of_source.bytes_by_dtype
 
 
-def test_without_weights_the_reason_is_told(moe_checkpoint):
+def test_without_weights_the_reason_is_reported(moe_checkpoint):
     analysis = analyze(moe_checkpoint / "config.json")
     assert analysis.can_run
     assert analysis.tensor_problems is None

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxis.bringup.report.report import Report, make_report
-from jaxis.bringup.report.text import report_html, report_markdown
+from jaxis.bringup.report.report import Report, make_report, report_html, report_markdown
 from jaxis.errors import ConfigError
 
 CONFIG = {

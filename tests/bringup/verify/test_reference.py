@@ -25,9 +25,9 @@ def bfloat16_folder(wide, tmp_path_factory):
     """Its checkpoint in bfloat16, in which every weight is exact."""
     folder = tmp_path_factory.mktemp("bfloat16")
     wide.save(folder, twin_config())
-    narrow = Reference.from_folder(folder)
-    narrow._model.to(torch.bfloat16)
-    narrow.save(folder, twin_config())
+    reference = Reference.from_folder(folder)
+    reference._model.to(torch.bfloat16)
+    reference.save(folder, twin_config())
     return folder
 
 
@@ -45,20 +45,25 @@ def num_parameters(folder):
     return sum(p.numel() for p in Reference.from_folder(folder)._model.parameters())
 
 
-def test_weights_widened_module_by_module_give_the_same_numbers(wide, bfloat16_folder, monkeypatch):
+def test_weights_upcast_module_by_module_give_the_same_numbers(wide, bfloat16_folder, monkeypatch):
     with_free_memory(monkeypatch, 3 * num_parameters(bfloat16_folder))
-    narrow = Reference.from_folder(bfloat16_folder)
-    assert "upcast" in narrow.how
+    reference = Reference.from_folder(bfloat16_folder)
+    assert "upcast" in reference.how
     for _ in range(2):  # the weights are back in their own type after each run
-        assert {p.dtype for p in narrow._model.parameters()} == {torch.bfloat16}
-        assert relative_error(narrow.logits(TOKEN_IDS), wide.logits(TOKEN_IDS)) < 1e-6
-    assert narrow.generate(TOKEN_IDS, 5).token_ids == wide.generate(TOKEN_IDS, 5).token_ids
+        assert {p.dtype for p in reference._model.parameters()} == {torch.bfloat16}
+        assert relative_error(reference.logits(TOKEN_IDS), wide.logits(TOKEN_IDS)) < 1e-6
+    assert reference.generate(TOKEN_IDS, 5).token_ids == wide.generate(TOKEN_IDS, 5).token_ids
 
 
 def test_too_little_memory_is_one_error_that_says_what_to_do(bfloat16_folder, monkeypatch):
     with_free_memory(monkeypatch, num_parameters(bfloat16_folder))
     with pytest.raises(ConfigError, match="--save-golden FILE"):
         Reference.from_folder(bfloat16_folder)
+
+
+def test_what_transformers_raises_is_one_error():
+    with pytest.raises(ConfigError, match=r"transformers, cannot read the config: \w+: .*--golden FILE"):
+        complete_config({"architectures": ["Qwen3ForCausalLM"], "rope_parameters": 3, "num_hidden_layers": "x"})
 
 
 def test_every_parameter_of_a_twin_is_random(wide):

@@ -63,7 +63,24 @@ def test_layers_at_the_end_that_share_a_cache_stay_with_layers_that_have_it():
 
 
 def test_what_is_0_stays_0():
-    assert twin(hidden_size_per_layer_input=0)["hidden_size_per_layer_input"] == 0
+    for size, shrunk in ((0, 0), (256, 16)):
+        twin_of_gemma = twin(architectures=["Gemma4ForCausalLM"], hidden_size_per_layer_input=size)
+        assert twin_of_gemma["hidden_size_per_layer_input"] == shrunk
+
+
+def test_sizes_that_only_the_family_has():
+    delta_net = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128}
+    text = tiny_twin({"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": SIZES | delta_net})
+    shrunk = text["text_config"]
+    assert shrunk["linear_num_value_heads"] // shrunk["linear_num_key_heads"] == 2
+    assert shrunk["linear_num_value_heads"] * shrunk["linear_value_head_dim"] < 100
+    lfm = twin(architectures=["Lfm2ForCausalLM"], block_dim=1024, conv_dim=1024)
+    assert lfm["block_dim"] == lfm["conv_dim"] == lfm["hidden_size"]
+    mamba = {"mamba_n_heads": 48, "mamba_d_head": 32, "mamba_expand": 2}
+    granite = twin(architectures=["GraniteMoeHybridForCausalLM"], **mamba)
+    assert granite["mamba_n_heads"] * granite["mamba_d_head"] == 2 * granite["hidden_size"]
+    assert twin(architectures=["BambaForCausalLM"], mamba_d_head="auto")["mamba_d_head"] == "auto"
+    assert twin(linear_num_key_heads=16)["linear_num_key_heads"] == 16, "of no family"
 
 
 def test_a_period_of_windows():

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from jaxis import LLM, SamplingParams
 from jaxis.engine.drafting.make import is_on_by_default
 from jaxis.kernels import native
+from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 
-NATIVE, OTHER = SimpleNamespace(shape=(8, 2, 1024)), SimpleNamespace(shape=(8, 16, 4, 64))
+NATIVE, OTHER = (
+    PagedCache(None, CacheLayout(kernels, 16, 2, (2, 1024), np.dtype(np.float32), (None, None)))
+    for kernels in ("native", "any")
+)
 
 
 def on_by_default(*, is_native=True, devices=1, caches=(NATIVE, NATIVE), num_stages=1, num_state_slots=None) -> bool:
-    executor = SimpleNamespace(
-        is_native=is_native, mesh=SimpleNamespace(size=devices), plan=SimpleNamespace(structs=list(caches))
+    stage = SimpleNamespace(
+        is_native=is_native,
+        context=SimpleNamespace(mesh=SimpleNamespace(size=devices)),
+        plan=SimpleNamespace(structs=list(caches)),
     )
+    executor = SimpleNamespace(stages=[stage])
     return is_on_by_default(SimpleNamespace(executor=executor, num_stages=num_stages, num_state_slots=num_state_slots))
 
 
@@ -41,7 +49,7 @@ def test_it_is_on_unless_it_is_turned_off_and_answers_are_the_same() -> None:
     answers = []
     for config in (None, {"num_speculative_tokens": 0}):
         with LLM(speculative_config=config, max_model_len=128, kv_cache_memory="8MiB", show_progress=False) as llm:
-            assert (llm.engine.speculation is not None) == (config is None)
+            assert (llm.engine.speculation.counts is not None) == (config is None)
             [answer] = llm.generate("1 2 3 4 1 2 3 4 1 2 3", params)
             answers.append(
                 (answer.outputs[0].token_ids, [[v.logprob for v in e.values()] for e in answer.outputs[0].logprobs])
@@ -51,7 +59,7 @@ def test_it_is_on_unless_it_is_turned_off_and_answers_are_the_same() -> None:
 
 @pytest.mark.skipif(not native.usable(), reason="is on with native kernels")
 def test_nothing_is_compiled_for_drafts_before_they_would_have_saved_the_time_unless_they_are_asked_for() -> None:
-    """A text that repeats itself all the while, for much less time than compiling takes."""
+    """A prompt that repeats itself all the while, for much less time than compiling takes."""
     repeating = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True, allowed_token_ids=[7])
     num_started = {}
     for config in (None, {"method": "ngram"}):

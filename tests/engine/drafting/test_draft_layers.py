@@ -15,9 +15,9 @@ from tests.support.draft_runs import MAX_MODEL_LEN, NUM_DRAFTS, make_runner, run
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import WholeDrafts
 
-QUICK = (("grouped", 7), ("chain", 7), ("recurrent", 7), ("eagle3", 7), ("draft_model", 7))
+QUICK = (("grouped", 7), ("several", 7), ("recurrent", 7), ("eagle3", 7), ("draft_model", 7))
 KINDS = (
-    *("grouped", "latent", "indexed", "chain", "short chain", "step chain", "mimo chain", "two layers", "windows"),
+    *("grouped", "latent", "indexed", "several", "step", "mimo", "two layers", "windows"),
     *("recurrent", "eagle3", "draft_model"),
 )
 
@@ -32,16 +32,15 @@ def folders(tmp_path_factory):
     [
         pytest.param(kind, chunk, marks=() if (kind, chunk) in QUICK else pytest.mark.slow)
         for kind in KINDS
-        # A chain sees its last tokens in one program: as many as it has layers.
-        for chunk in (3 if "chain" in kind else 1, 7, 64)
+        for chunk in (1, 7, 64)
     ],
 )
 def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, kind, chunk):
     runner = make_runner(folders[kind], max_num_batched_tokens=chunk)
-    sequences, drafts = run(runner, [prompt(20), prompt(33), prompt(5)], num_tokens=4)
+    sequences, drafts = run(runner, [prompt(20), prompt(33), prompt(5)], num_tokens=16)
     drafts_of = WholeDrafts(runner.model)
     for tokens, by_length in zip(sequences, drafts, strict=True):
-        assert len(by_length) == 3
+        assert len(by_length) > 3
         for length, guesses in by_length.items():
             assert guesses == drafts_of(tokens[:length], NUM_DRAFTS)[0]
     runner.close()
@@ -50,8 +49,8 @@ def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, 
 @pytest.mark.parametrize(
     "kind",
     [
-        *("recurrent", "chain"),
-        *[pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k not in ("recurrent", "chain")],
+        *("recurrent", "step"),
+        *[pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k not in ("recurrent", "step")],
     ],
 )
 def test_drafts_are_those_of_whole_sequences_after_wrong_ones(folders, kind):
@@ -68,7 +67,7 @@ def test_drafts_are_those_of_whole_sequences_after_wrong_ones(folders, kind):
     runner.close()
 
 
-@pytest.mark.parametrize(("kind", "num_layers"), [("grouped", 1), ("chain", 3)])
+@pytest.mark.parametrize(("kind", "num_layers"), [("grouped", 1), ("several", 1)])
 def test_the_layers_caches_count_in_the_size_of_a_block(folders, kind, num_layers):
     folder, _ = folders[kind]
     config = VllmConfig(ModelConfig(str(folder), HFConfig.from_folder(folder), max_model_len=MAX_MODEL_LEN))

@@ -14,7 +14,7 @@ from jaxis.engine.drafting.draft_counts import DraftCounts
 from jaxis.errors import ConfigError
 from tests.support import tiny_checkpoints
 from tests.support.draft_runs import write_folders
-from tests.support.drafters import AllLayerDrafts
+from tests.support.drafters import AllDrafts
 from tests.support.parity import prompt
 
 SMALL = {"max_model_len": 128, "kv_cache_memory": "8MiB", "max_num_seqs": 4, "show_progress": False}
@@ -37,7 +37,6 @@ def speculative(folders, kind):
         ("eagle3", "int8"),
         *[
             pytest.param("eagle3", None, marks=pytest.mark.slow),
-            pytest.param("dflash", "int8", marks=pytest.mark.slow),
             pytest.param("grouped", "int8", marks=pytest.mark.slow),
         ],
         *[
@@ -55,7 +54,7 @@ def test_answers_stay_and_drafts_are_made(folders, kind, quantization):
         with LLM(folders[kind][0], quantization=quantization, speculative_config=config, **SMALL) as llm:
             if config is not None:
                 assert drafts_are_tried(llm)
-                llm.engine.speculation.lengths = AllLayerDrafts()
+                llm.engine.speculation.chooser = AllDrafts()
                 llm.engine.speculation.counts = DraftCounts()
             outputs = llm.generate(prompts, request)
             found.append(
@@ -93,6 +92,7 @@ def test_vllms_names_of_families_stand_for_mtp():
         ({"method": "ngram", "quantization": "int8"}, "quantization='int8' has no use for method='ngram'"),
         ({"method": "draft_model", "model": 3}, "model=3 must be a string"),
         ({"method": "eagle", "model": "x"}, "method='eagle' is not implemented"),
+        ({"method": "dflash", "model": "x"}, "method='dflash' is not implemented: give ngram or "),
     ],
 )
 def test_what_does_not_fit_the_method_is_refused(given, message):
@@ -101,7 +101,7 @@ def test_what_does_not_fit_the_method_is_refused(given, message):
 
 
 def test_several_hosts_are_refused():
-    with pytest.raises(ConfigError, match="method='mtp' is not implemented for several hosts"):
+    with pytest.raises(ConfigError, match="method='mtp' does not combine with nnodes=2"):
         EngineArgs(tensor_parallel_size=2, nnodes=2, speculative_config={"method": "mtp"})
 
 

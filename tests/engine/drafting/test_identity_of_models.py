@@ -67,7 +67,7 @@ def main(families: list[str], options: dict[str, object]) -> None:
             runner = llm.engine.runner
             # The caches of native attention have one axis for all of a block and a head.
             num_blocks = set(runner.num_blocks.values())
-            caches = [cache for cache in jax.tree.leaves(runner.executor.caches) if cache.shape[0] in num_blocks]
+            caches = [cache for cache in jax.tree.leaves(runner.executor.state.caches) if cache.shape[0] in num_blocks]
             is_native = all(cache.ndim == 3 for cache in caches)
         found[family.name] = {"runs": runs, "num_right": num_right, "is_native": is_native}
     print(json.dumps(found))

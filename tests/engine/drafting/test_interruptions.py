@@ -135,7 +135,7 @@ def test_streamed_several_tokens_at_a_time(llm, plain, known):
 
 
 @pytest.mark.parametrize("block_size", [16, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_window_narrower_than_the_drafts(block_size):
+def test_a_window_shorter_than_the_drafts(block_size):
     folder = checkpoint_folder(family("Mistral, window", sliding_window=4))
     prompts = [{"prompt_token_ids": list(range(1, 1 + n))} for n in (2, 23)]
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from jaxis.engine.drafting.drafter import DraftRequest
 from jaxis.engine.drafting.lookup import LookupDrafter
-from jaxis.engine.drafting.suffix import SuffixDrafter
-from jaxis.engine.drafting.text_index import TextIndex
+from jaxis.engine.drafting.speculation import DraftRequest
+from jaxis.engine.drafting.suffix import SuffixDrafter, TextIndex
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 from jaxis.sampling_params import SamplingParams
 
@@ -46,7 +45,7 @@ def by_brute_force(text: list[int], least: int, most: int, limit: int) -> list[i
 
 
 def gone_on(text: list[int], start: int, limit: int) -> list[int]:
-    """What follows a text that goes on as it did from a place."""
+    """What follows tokens that go on as they did from a place."""
     going_on = list(text)
     while len(going_on) < len(text) + limit:
         going_on.append(going_on[start + len(going_on) - len(text)])
@@ -150,7 +149,7 @@ def test_the_index_counts_what_follows_the_longest_run() -> None:
                 for at in range(len(text) - length + 1)
                 if text[at : at + length] == end[-length:]
             )
-        # A text's end counts as a place where nothing follows.
+        # The end of the tokens counts as a place where nothing follows.
         longest = max((length for length, following in runs.items() if following), default=0)
         score, guess = index.continuation(end, 1, max_match=6, spec_factor=1.0, min_prob=0.0)
         if longest == 0 or (runs[longest].most_common(1)[0][0] == () and len(runs[longest]) == 1):

@@ -8,14 +8,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxis.engine.execution.compiled_features import MAX_EXACT, CompiledFeatures
+from jaxis.engine.execution.runner import MAX_EXACT, CompiledFeatures
 from jaxis.engine.execution.sampler import sample
 from jaxis.engine.execution.sampling_batch import (
     SamplerFeatures,
     SamplingArrays,
+    SamplingPacker,
     build_sampling_batch,
 )
-from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.sampling_params import SamplingParams
 

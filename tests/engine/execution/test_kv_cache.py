@@ -6,6 +6,7 @@ import dataclasses
 
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh
 
 from jaxis.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
@@ -15,7 +16,7 @@ from jaxis.engine.execution.kv_cache import block_bytes, num_cache_blocks
 from jaxis.errors import EngineError
 from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.mla import LatentCacheSpec
-from jaxis.parallel.mesh import make_mesh
+from jaxis.parallel.mesh import MESH_AXES, make_mesh
 
 WINDOW = AttentionSpan(64)
 KIB = 1024
@@ -35,7 +36,7 @@ def sizes(
 
 def test_layers_of_a_span_share_blocks_and_full_context_comes_first() -> None:
     full, window, chunk = KVCacheSpec(2, 16), KVCacheSpec(2, 16, WINDOW), KVCacheSpec(4, 16, AttentionSpan(None, 128))
-    bytes_of = block_bytes([window, chunk, full, window, window], 16, jnp.float32, 1)
+    bytes_of = block_bytes([window, chunk, full, window, window], 16, jnp.float32, make_mesh())
     layer = 2 * 16 * 2 * 16 * 4
     assert bytes_of == {FULL_CONTEXT: layer, AttentionSpan(None, 128): 2 * layer, WINDOW: 3 * layer}
     assert list(bytes_of) == [FULL_CONTEXT, AttentionSpan(None, 128), WINDOW]
@@ -45,11 +46,12 @@ def test_a_cache_that_is_not_sharded_counts_on_every_device() -> None:
     """Key-value heads are spread over the devices, latents are whole on each."""
     heads, latents = KVCacheSpec(8, 128), LatentCacheSpec(512, 64)
     for num_devices in (1, 4):
-        assert block_bytes([heads] * 2, 16, jnp.bfloat16, num_devices) == {FULL_CONTEXT: 2 * 16 * 2 * 8 * 128 * 2}
-        latent_bytes = block_bytes([latents.on_devices(num_devices)] * 3, 16, jnp.bfloat16, num_devices)
+        mesh = AbstractMesh((1, num_devices), MESH_AXES)
+        assert block_bytes([heads] * 2, 16, jnp.bfloat16, mesh) == {FULL_CONTEXT: 2 * 16 * 2 * 8 * 128 * 2}
+        latent_bytes = block_bytes([latents.on_devices(num_devices)] * 3, 16, jnp.bfloat16, mesh)
         assert latent_bytes == {FULL_CONTEXT: num_devices * 3 * 16 * (512 + 64) * 2}
         divided = dataclasses.replace(latents, context_devices=num_devices)
-        assert block_bytes([divided] * 3, 16, jnp.bfloat16, num_devices) == {FULL_CONTEXT: 3 * 16 * (512 + 64) * 2}
+        assert block_bytes([divided] * 3, 16, jnp.bfloat16, mesh) == {FULL_CONTEXT: 3 * 16 * (512 + 64) * 2}
 
 
 def test_a_window_gets_what_is_of_use_and_full_context_the_rest() -> None:
@@ -89,7 +91,7 @@ def test_with_five_windows_for_each_full_layer_the_same_memory_holds_a_longer_co
     monkeypatch.setattr(cache_memory, "free_host_bytes", lambda: 1 << 40)
     layer = KVCacheSpec(16, 128)
     window = KVCacheSpec(16, 128, AttentionSpan(1024))
-    bytes_of = block_bytes([window] * 52 + [layer] * 10, 16, jnp.bfloat16, 1)
+    bytes_of = block_bytes([window] * 52 + [layer] * 10, 16, jnp.bfloat16, make_mesh())
     all_full = {FULL_CONTEXT: sum(bytes_of.values())}
     assert sizes(all_full, 16 << 30, max_model_len=131072) == ({FULL_CONTEXT: 2114}, 33824)
     blocks, max_model_len = sizes(bytes_of, 16 << 30, max_model_len=131072)

@@ -10,12 +10,13 @@ from flax import nnx
 
 from jaxis.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
-from jaxis.engine.execution.executor import Executor
+from jaxis.engine.execution.executor import DeviceExecutor
 from jaxis.engine.execution.kv_cache import plan_kv_caches
 from jaxis.engine.execution.model_arrays import indices_read
+from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.runner import Runner
+from jaxis.engine.execution.step_inputs import StepShapes
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
-from jaxis.engine.execution.step_shapes import StepShapes
 from jaxis.kernels import native
 from jaxis.models.qwen3 import Qwen3ForCausalLM
 from jaxis.parallel.mesh import make_mesh
@@ -49,7 +50,7 @@ def make_runner(**cache):
     model = Qwen3ForCausalLM(config, nnx.Rngs(0))
     mesh = make_mesh()
     plan = plan_kv_caches(model, config, mesh)
-    return Runner(config, Executor(config, model, mesh, plan, on_compile=lambda key: contextlib.nullcontext()))
+    return Runner(config, Programs(DeviceExecutor(config, model, mesh, plan), lambda _: contextlib.nullcontext()))
 
 
 @pytest.fixture(
@@ -67,23 +68,27 @@ def any_runner(request):
 @pytest.mark.parametrize("num_tokens", [1, 8, 64])
 def test_a_step_updates_the_kv_caches_in_place(any_runner, num_tokens):
     runner = any_runner
-    program = runner.executor.step_programs.compile(ForwardKey(runner.step_shape(num_tokens)))
+    program = runner.executor.compile(ForwardKey(runner.step_shape(num_tokens)))
     memory = program.memory_analysis()
-    cache_bytes = sum(cache.nbytes for cache in runner.executor.caches)
+    caches = jax.tree.leaves(runner.executor.state.caches)
+    cache_bytes = sum(cache.nbytes for cache in caches)
 
     assert memory.alias_size_in_bytes >= cache_bytes
-    assert memory.temp_size_in_bytes < runner.executor.caches[0].nbytes / 4
+    assert memory.temp_size_in_bytes < caches[0].nbytes / 4
 
 
 def test_a_greedy_step_updates_the_kv_caches_in_place(any_runner):
-    program = any_runner.executor.step_programs.compile(GreedyStepKey(any_runner.step_shape(1)))
-    assert program.memory_analysis().alias_size_in_bytes >= sum(cache.nbytes for cache in any_runner.executor.caches)
+    executor = any_runner.executor
+    program = executor.compile(GreedyStepKey(any_runner.step_shape(1)))
+    assert program.memory_analysis().alias_size_in_bytes >= sum(
+        cache.nbytes for cache in jax.tree.leaves(executor.state.caches)
+    )
 
 
 def test_programs_are_traced_while_the_caches_are_made_anew(any_runner, monkeypatch):
     """As after a step that failed, when another thread may be preparing programs."""
-    monkeypatch.setattr(any_runner.executor, "caches", [])
-    any_runner.executor.step_programs.lower(ForwardKey(any_runner.step_shape(4)))
+    monkeypatch.setattr(any_runner.executor.state, "caches", [])
+    any_runner.executor.compile(ForwardKey(any_runner.step_shape(4)))
 
 
 @pytest.mark.parametrize(
@@ -101,9 +106,9 @@ def test_steps_are_padded_to_few_shapes(runner, compiles_fast, num_tokens, padde
 
 def test_the_sampler_is_given_the_heads_arrays_only(runner):
     """The model is untied: its head is an array of its own."""
-    [head] = runner.executor.arrays.head_arrays
+    [head] = runner.executor.context.model.head_arrays
     assert head.shape == (CONFIG["vocab_size"], CONFIG["hidden_size"])
-    assert len(runner.executor.arrays.arrays) > 20
+    assert len(runner.executor.context.model.arrays) > 20
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint], ids=["plain", "jit", "checkpoint"])

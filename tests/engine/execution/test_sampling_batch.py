@@ -7,9 +7,9 @@ import pytest
 from jaxis.engine.execution.sampling_batch import (
     SamplerFeatures,
     SamplingArrays,
+    SamplingPacker,
     build_sampling_batch,
 )
-from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.sequence_sampling import (
     SequenceSampling,
     sequence_seed,

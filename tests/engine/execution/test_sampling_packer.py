@@ -8,10 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays, build_sampling_batch
-from jaxis.engine.execution.sampling_packer import SamplingPacker
+from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays, SamplingPacker, build_sampling_batch
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
-from jaxis.engine.hosts.vectors import ReceivedVectors, SentVectors
+from jaxis.engine.hosts.messages import ReceivedOperands, SentOperands
 from jaxis.sampling_params import SamplingParams
 
 V = 300
@@ -58,7 +57,7 @@ def test_a_kept_vector_holds_what_a_new_one_would(steps):
     sequences, packer = make_sequences(), SamplingPacker(V)
     prompts = [set(row[: 30 * i]) for i, row in enumerate(np.random.default_rng(0).integers(0, V, (8, 100)).tolist())]
     wide = SamplerFeatures(greedy_only=False, has_filters=True, history_width=256, bias_width=64, allowed_width=64)
-    sent, received, numbers = SentVectors(), ReceivedVectors(), {}
+    sent, received, numbers = SentOperands(), ReceivedOperands(), {}
     last = None
     for first, second, new_tokens, is_wide in steps:
         for sequence, tokens in zip(sequences, new_tokens, strict=True):
@@ -77,7 +76,7 @@ def test_a_kept_vector_holds_what_a_new_one_would(steps):
         np.testing.assert_array_equal(packed, SamplingPacker(V).pack(batches, 9, features))
         # Other hosts rebuild it from what differs from the last one of its program.
         number = numbers.setdefault(features, len(numbers))
-        np.testing.assert_array_equal(received.decode(number, sent.encode(number, packed)), packed)
+        np.testing.assert_array_equal(received.decode(number, sent.encode(number, [packed]))[0], packed)
         for part, rank in zip(packed.reshape(2, -1), ranks, strict=True):
             arrays = SamplingArrays.views(part, 9, features)
             rows = [

@@ -9,11 +9,11 @@ import pytest
 
 from jaxis.engine.execution.programs import CompileWait
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
-from jaxis.engine.frontend.local_engine import LocalEngine
 from jaxis.errors import DeadlineExceededError, EngineError, OverloadedError, RequestError, UnavailableError
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 from tests.support.fake_engine import MAX_NUM_SEQS, fake_built_engine
+from tests.support.local_engine import LocalEngine
 from tests.support.waiting import eventually
 
 PROMPT = TokenizedPrompt(None, [1, 2, 3])
@@ -96,7 +96,7 @@ def test_a_bad_request_fails_alone():
     asyncio.run(scenario())
 
 
-def test_a_failed_step_is_told_to_all_and_the_engine_goes_on():
+def test_a_failed_step_fails_its_requests_and_the_engine_goes_on():
     async def scenario():
         async with running() as (engine, fake):
 
@@ -123,7 +123,7 @@ async def anext_until_error(engine, params, request_id):
         return error
 
 
-def test_a_fault_for_good_fails_who_waits_and_who_comes():
+def test_a_permanent_fault_fails_waiting_and_later_requests():
     async def scenario():
         async with running() as (engine, fake):
 
@@ -229,20 +229,20 @@ def test_compiling_is_progress_and_the_step_after_it_has_its_own_time(monkeypatc
 
             def compile_then_hang():
                 start = time.monotonic()
-                fake.last_compile_wait = CompileWait(start)
+                fake.runner.last_compile_wait = CompileWait(start)
                 compiled.wait(60)
-                fake.last_compile_wait = CompileWait(start, time.monotonic())
+                fake.runner.last_compile_wait = CompileWait(start, time.monotonic())
                 release.wait(8)
 
             fake.before_step = compile_then_hang
             task = asyncio.create_task(collect(engine, "r", max_tokens=1))
-            await eventually(lambda: fake.last_compile_wait)
+            await eventually(lambda: fake.runner.last_compile_wait)
             await asyncio.sleep(0.6)  # longer than a step may take
             assert engine.is_making_progress
             monkeypatch.setattr("jaxis.engine.frontend.engine_thread.COMPILE_STALL_SECONDS", 0.1)
             assert not engine.is_making_progress
             compiled.set()
-            await eventually(lambda: fake.last_compile_wait.ended)
+            await eventually(lambda: fake.runner.last_compile_wait.ended)
             assert engine.is_making_progress
             await eventually(lambda: not engine.is_making_progress)
             release.set()

@@ -1,4 +1,4 @@
-"""The engine in a process of its own: it gives what the same engine gives here, and its end is told to all who wait."""
+"""The engine in a process of its own gives what the same engine gives here; its end fails every waiting request."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from jaxis.engine.frontend.engine_process import EngineProcess
 from jaxis.engine.frontend.output_stream import merge_outputs
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, ReasoningTokens
 from jaxis.errors import CheckpointError, ConfigError, OverloadedError, RequestError, UnavailableError
-from jaxis.host.frames import FrameReader
+from jaxis.host.channel import MessageReader, to_frame
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from tests.support.waiting import eventually, wait_until
@@ -115,13 +115,13 @@ def test_a_request_that_is_left_is_aborted_there():
                 prompt = TokenizedPrompt(None, engine.tokenizer.encode("Once"))
                 task = asyncio.create_task(collect(engine, prompt, params, f"r{number}"))
                 if number == 2:
-                    await asyncio.sleep(0)  # before the form is compiled
+                    await asyncio.sleep(0)  # before the grammar is compiled
                 else:
                     await eventually(lambda: engine.stats().num_requests_running)
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-                # The id is free again, and the old request's last output is nobody's.
+                # The id is free again, and the old request's last output reaches no request.
                 again = await collect(engine, prompt, SamplingParams(temperature=0, max_tokens=5), f"r{number}")
                 assert (again.request_id, again.outputs[0].finish_reason) == (f"r{number}", "length")
             await next_reports(process)
@@ -130,7 +130,7 @@ def test_a_request_that_is_left_is_aborted_there():
     asyncio.run(scenario())
 
 
-def test_its_death_is_told_to_who_waits_and_another_is_started(monkeypatch, caplog):
+def test_a_dead_process_fails_waiting_requests_and_is_restarted(monkeypatch, caplog):
     monkeypatch.setattr(engine_process, "MAX_RESTARTS", 1)
 
     async def lose(engine, process, prompt):
@@ -243,7 +243,7 @@ def test_it_ends_with_the_process_that_started_it_while_it_loads():
 
 @pytest.mark.parametrize("is_served", [False, True])
 def test_a_closed_connection_ends_it_at_once_only_before_it_is_served(monkeypatch, is_served):
-    """Whoever serves it has the last word: with several hosts, these end first."""
+    """While a connection is served, the serving thread ends the process: with several hosts, these end first."""
     codes, served = [], threading.Event()
     monkeypatch.setattr(engine_worker.os, "_exit", codes.append)
     ours, theirs = socket.socketpair()
@@ -260,10 +260,10 @@ def test_the_server_leaves_the_devices_to_the_engine():
     code = (
         "from jaxis.engine.frontend.engine_process import EngineProcess\n"
         "from jaxis.engine.frontend.async_engine import AsyncLLMEngine\n"
-        "from jaxis.server.http.app import create_app\n"
+        "from jaxis.server.app import create_app\n"
         "from jaxis.server.config import ServerConfig\n"
         "from jaxis import StructuredOutputs\n"
-        "import jaxis.server.http.run\n"
+        "import jaxis.server.run\n"
         "from jax._src import xla_bridge\n"
         "process = EngineProcess({'kv_cache_memory': '8MiB'}, stall_seconds=60.0)\n"
         "create_app(AsyncLLMEngine(process, max_queued=0, stall_seconds=60.0), ServerConfig())\n"
@@ -274,9 +274,9 @@ def test_the_server_leaves_the_devices_to_the_engine():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def carried(message, decode):
-    [data] = FrameReader().feed(wire.to_frame(message))
-    return decode(data)
+def carried(message, decoder):
+    [arrived] = MessageReader(decoder).feed(to_frame(message))
+    return arrived
 
 
 def test_every_parameter_is_carried():
@@ -305,7 +305,7 @@ def test_every_parameter_is_carried():
         params = SamplingParams(**fields)
         prompt = TokenizedPrompt("text", [1, 2], "salt")
         submission = Submission("r", prompt, params, -3, True)
-        assert carried(wire.AddRequest.of(submission), wire.decode_command).submission(None) == submission
+        assert carried(wire.AddRequest.of(submission), wire.COMMANDS).submission(None) == submission
 
 
 def test_what_comes_before_a_grammar_is_carried():
@@ -313,7 +313,7 @@ def test_what_comes_before_a_grammar_is_carried():
     grammar = DelayedGrammar(None, reasoning, [9, 8])
     params = SamplingParams(structured_outputs=StructuredOutputs(json_object=True))
     command = wire.AddRequest.of(Submission("r", TokenizedPrompt(None, [1]), params, grammar=grammar))
-    back = carried(command, wire.decode_command).delay.apply(None)
+    back = carried(command, wire.COMMANDS).delay.apply(None)
     assert back.alternatives == {8, 9}
     assert dataclasses.asdict(back.reasoning) == dataclasses.asdict(reasoning)
 
@@ -326,12 +326,12 @@ def test_an_output_is_carried_in_any_pieces():
     )
     delta = TokenDelta("s", "ü", [6, 2**31])
     error = RequestError("no")
-    frame = wire.to_frame(wire.StepOutputs.of(EngineOutputs([output], [delta], [("x", error)])))
-    reader = FrameReader()
-    frames = [data for byte in 2 * frame for data in reader.feed(bytes([byte]))]
-    assert len(frames) == 2
-    for data in frames:
-        new = wire.decode_report(data).engine_outputs()
+    frame = to_frame(wire.StepOutputs.of(EngineOutputs([output], [delta], [("x", error)])))
+    reader = MessageReader(wire.REPORTS)
+    reports = [report for byte in 2 * frame for report in reader.feed(bytes([byte]))]
+    assert len(reports) == 2
+    for report in reports:
+        new = report.engine_outputs()
         assert (new.outputs, new.deltas) == ([output], [delta])
         [(request_id, failure)] = new.errors
         assert (request_id, type(failure), str(failure)) == ("x", RequestError, "no")
@@ -340,4 +340,4 @@ def test_an_output_is_carried_in_any_pieces():
 
 @pytest.mark.parametrize("kind", [CheckpointError, OverloadedError, UnavailableError])
 def test_an_error_keeps_its_type(kind):
-    assert type(carried(wire.EngineFailed.of(kind("x")), wire.decode_report).error()) is kind
+    assert type(carried(wire.EngineFailed.of(kind("x")), wire.REPORTS).error()) is kind

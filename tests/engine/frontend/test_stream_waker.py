@@ -3,8 +3,7 @@
 import asyncio
 import time
 
-from jaxis.engine.frontend.output_stream import OutputStream
-from jaxis.engine.frontend.stream_waker import StreamWaker
+from jaxis.engine.frontend.output_stream import OutputStream, StreamWaker
 from jaxis.outputs import CompletionOutput, RequestOutput
 
 

@@ -4,7 +4,8 @@ import sys
 import time
 
 from jaxis.cli.main import main
-from jaxis.engine.execution.pipeline_executor import PipelineExecutor
+from jaxis.engine.execution.executor import DeviceExecutor
+from jaxis.engine.execution.step_programs import ForwardKey
 
 NUM_CALLS = 4  # that it makes before its fault
 SLOW_SECONDS = 12
@@ -19,7 +20,7 @@ def raises(self, *_):
 
 
 def faulty_forward(fault):
-    forward, calls = PipelineExecutor.forward, []
+    forward, calls = ForwardKey.run, []
 
     def call(self, *arguments):
         calls.append(arguments)
@@ -28,7 +29,7 @@ def faulty_forward(fault):
     return call
 
 
-def slow_compile(self, key, compile=PipelineExecutor._compile):
+def slow_compile(self, key, compile=DeviceExecutor.compile):
     time.sleep(SLOW_SECONDS)
     return compile(self, key)
 
@@ -36,8 +37,8 @@ def slow_compile(self, key, compile=PipelineExecutor._compile):
 if __name__ == "__main__":
     _, fault, port = sys.argv
     if fault == "slow":
-        PipelineExecutor._compile = slow_compile
+        DeviceExecutor.compile = slow_compile
     else:
-        PipelineExecutor.forward = faulty_forward({"stuck": stuck, "raises": raises}[fault])
+        ForwardKey.run = faulty_forward({"stuck": stuck, "raises": raises}[fault])
     sys.argv = ["jaxis", "serve", "--nnodes", "2", "--node-rank", "1", "--master-port", port, "--headless"]
     main()

@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from jaxis.engine.hosts import meeting, messages
-from jaxis.engine.hosts.channel import Channel
 from jaxis.engine.hosts.meeting import HostPlace, gather, join, software
 from jaxis.errors import ConfigError, EngineError
+from jaxis.host.channel import Channel
 from tests.support.host_processes import free_port
 
 
@@ -33,7 +33,7 @@ def in_thread(function):
 
 
 def say(place, hello, answers):
-    channel = Channel(connect(place), messages.decode_order)
+    channel = Channel(connect(place), messages.ORDERS, messages.MAX_BYTES)
     channel.send(hello)
     answers.append(channel.receive())
 

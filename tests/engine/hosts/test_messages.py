@@ -11,7 +11,7 @@ from jaxis.engine.execution.sampling_batch import SamplerFeatures
 from jaxis.engine.execution.step_inputs import StepShape
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey, LogitsKey, SampleKey, WholeKey
 from jaxis.engine.hosts import messages
-from jaxis.host.frames import FrameReader, FrameTooLargeError, frame
+from jaxis.host.channel import encode
 
 SHAPE = StepShape(32, 4, 8, 16, (FULL_CONTEXT, AttentionSpan(sliding_window=20)), True)
 KEYS = [
@@ -27,7 +27,7 @@ VECTORS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=40).map(lambda val
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: type(key).__name__)
 def test_keys_arrive_equal(key):
     assert key.shape.packed_size > 0 if hasattr(key, "shape") else True  # a cached property is no field
-    order = messages.decode_order(messages.encode(messages.Prepare.of(3, key)))
+    order = messages.ORDERS.decode(encode(messages.CompileProgram.of(3, key)))
     assert (order.number, order.program_key()) == (3, key)
     assert hash(order.program_key()) == hash(key)
 
@@ -36,23 +36,20 @@ def test_keys_arrive_equal(key):
 def test_calls_arrive_equal(vector, other):
     data = None if other is None else other.tobytes()
     for call in (
-        messages.Forward(7, messages.Vector(vector.tobytes())),
-        messages.GreedyStep(7, messages.Vector(vector.tobytes(), b"")),
-        messages.Sample(7, None if data is None else messages.Vector(data, data)),
-        messages.Whole(7, vector.tobytes(), 5),
-        messages.Logits(7, vector.tobytes(), data),
+        messages.Run(7, [messages.Vector(vector.tobytes())]),
+        messages.Run(7, [messages.Vector(vector.tobytes(), b""), 5]),
+        messages.Run(7, [None if data is None else messages.Vector(data, data), None]),
         messages.Recover(),
         messages.Close(),
     ):
-        assert messages.decode_order(messages.encode(call)) == call
-    np.testing.assert_array_equal(messages.vector(vector.tobytes()), vector)
+        assert messages.ORDERS.decode(encode(call)) == call
 
 
 @given(st.binary(max_size=60))
 def test_other_bytes_are_no_message(data):
-    for decode in (messages.decode_order, messages.decode_report):
+    for decoder in (messages.ORDERS, messages.REPORTS):
         try:
-            message = decode(data)
+            message = decoder.decode(data)
         except ValueError:
             continue
         assert isinstance(message, msgspec.Struct)
@@ -60,16 +57,4 @@ def test_other_bytes_are_no_message(data):
 
 def test_a_key_of_no_program_is_refused():
     with pytest.raises(msgspec.ValidationError, match="no programs of kind 'Dict'"):
-        messages.Prepare(1, "Dict", msgspec.Raw(b"\x80")).program_key()
-
-
-@given(st.lists(st.binary(max_size=20)), st.integers(1, 9))
-def test_frames_arrive_in_any_pieces(parts, size):
-    stream, reader = b"".join(map(frame, parts)), FrameReader(20)
-    pieces = (stream[i : i + size] for i in range(0, len(stream), size))
-    assert [data for piece in pieces for data in reader.feed(piece)] == parts
-
-
-def test_a_frame_that_is_too_long_is_refused_before_it_arrives():
-    with pytest.raises(FrameTooLargeError, match="a message of 21 bytes; at most 20 are taken"):
-        list(FrameReader(20).feed(frame(b"x" * 21)[:8]))
+        messages.CompileProgram(1, "Dict", msgspec.Raw(b"\x80")).program_key()

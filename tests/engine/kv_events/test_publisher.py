@@ -10,8 +10,8 @@ import zmq
 from jaxis import LLM, SamplingParams
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.kv_events import KVEventsConfig
-from jaxis.engine.kv_events.publisher import EventPublisher, open_publishers
-from jaxis.engine.scheduling.cache_events import BlocksCleared, BlocksRemoved, BlocksStored
+from jaxis.engine.kv_events.publisher import CacheEvents, EventPublisher
+from jaxis.engine.kv_events.recorder import BlocksCleared, BlocksRemoved, BlocksStored
 from jaxis.errors import ConfigError
 
 TOPIC = b"kv@pod@model"
@@ -182,17 +182,16 @@ def test_publishers_of_data_ranks_say_whose_events_they_are(tmp_path):
         replay_endpoint=f"ipc://{tmp_path}/r",
         topic=TOPIC.decode(),
     )
-    publishers = open_publishers(config, (FULL_CONTEXT,), 16, 3)
+    ranks = CacheEvents(config, (FULL_CONTEXT,), 16, 3)
     try:
-        for rank, publisher in enumerate(publishers):
+        for rank, publisher in enumerate(ranks.publishers):
             publisher.publish([BlocksCleared()] * (rank + 1))
         for rank, suffix in enumerate(["", "_dp1", "_dp2"]):
             with reading(f"ipc://{tmp_path}/e{suffix}", f"ipc://{tmp_path}/r{suffix}") as (_, replays):
                 [(number, (_, events, of_rank))] = replay(replays, 0)
             assert (number, len(events), of_rank) == (0, rank + 1, rank)
     finally:
-        for publisher in publishers:
-            publisher.close()
+        ranks.close()
 
 
 def test_a_rank_whose_address_is_in_use_leaves_none_open(tmp_path):
@@ -204,11 +203,11 @@ def test_a_rank_whose_address_is_in_use_leaves_none_open(tmp_path):
     try:
         for _ in range(2):
             with pytest.raises(ConfigError, match=f"{other.endpoint} cannot be bound: Address already"):
-                open_publishers(replace(config, replay_endpoint=first), (FULL_CONTEXT,), 16, 2)
+                CacheEvents(replace(config, replay_endpoint=first), (FULL_CONTEXT,), 16, 2)
     finally:
         other.close()
 
 
 def test_events_need_a_prefix_cache():
-    with pytest.raises(ConfigError, match="leave enable_prefix_caching on"):
+    with pytest.raises(ConfigError, match="does not combine with enable_prefix_caching=False"):
         LLM(enable_prefix_caching=False, kv_events_config={"enable_kv_cache_events": True})

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 
 from jaxis.engine.kv_store import disk_tier
-from jaxis.engine.kv_store.block_file import OVERHEAD_BYTES
-from jaxis.engine.kv_store.disk_tier import DiskTier
+from jaxis.engine.kv_store.disk_tier import OVERHEAD_BYTES, DiskTier
 from jaxis.engine.kv_store.host_tier import HostTier
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.errors import ConfigError
-from jaxis.host.deadline import Deadline
+from jaxis.host.threads import Deadline
 
 SIZE = 1000
 FILE_SIZE = SIZE + OVERHEAD_BYTES
@@ -200,7 +199,7 @@ class TestStore:
     def test_what_is_fetched_from_disk_is_found_in_memory(self, tmp_path: Path) -> None:
         store = KVStore(3 * SIZE, [SIZE], written(tmp_path, range(3)))
         store.fetch([key(0)], Deadline(0))
-        assert not store.has(*key(0)), "nobody wanted it any more"
+        assert not store.has(*key(0)), "no request wanted it any more"
         store.fetch(map(key, range(5)), Deadline(60))
         for number in range(3):
             np.testing.assert_array_equal(store.find(*key(number)), block(number))

@@ -1,4 +1,4 @@
-"""Blocks go from one engine's store to another's, or do not: nothing else arrives, and nobody waits for long."""
+"""Blocks go from one engine's store to another's, or do not: nothing else arrives, and no request waits for long."""
 
 from __future__ import annotations
 
@@ -7,43 +7,42 @@ import random
 import socket
 import threading
 import time
+import types
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxis.engine.kv_store import peer_client, peer_server
+from jaxis.config.kv_transfer import KVTransferConfig
+from jaxis.engine.kv_connector import TierStats
+from jaxis.engine.kv_store import peer_client, peers, promises
 from jaxis.engine.kv_store.block_layout import BlockArray, StoredBlockLayout
 from jaxis.engine.kv_store.peer_client import PeerClient
 from jaxis.engine.kv_store.peer_protocol import (
     MAX_ASK_BYTES,
+    MESSAGES,
     Ask,
-    Challenge,
-    Have,
-    PeerConnection,
+    PeerChannel,
     PeerError,
-    Seal,
-    decode,
-    new_nonce,
+    Ready,
     pack_known,
     pack_places,
     unpack_known,
     unpack_places,
 )
-from jaxis.engine.kv_store.peer_server import PeerServer
-from jaxis.engine.kv_store.stats import TierStats
+from jaxis.engine.kv_store.peers import PeerServer
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.errors import ConfigError
-from jaxis.host.deadline import Deadline
-from jaxis.host.frames import frame
+from jaxis.host.channel import to_frame
+from jaxis.host.threads import Deadline
+from tests.support.certificates import make_certificates, tls_files
 from tests.support.tcp_between import between
+from tests.support.waiting import wait_until
 
 SIZES = (1000, 300)
 LAYOUT = StoredBlockLayout([[BlockArray((size,), 1)] for size in SIZES])
 DIGESTS = [bytes([i]) * 32 for i in range(8)]
-TOKEN = b"a token of some length"
 KEYS = [(group, digest) for digest in DIGESTS for group in range(2)]
 
 
@@ -60,18 +59,18 @@ def full_store(num_digests=8, **settings):
 
 
 @contextlib.contextmanager
-def handing_out(store, namespace="a", token=TOKEN):
-    server = PeerServer(store, namespace, LAYOUT, "127.0.0.1", 0, token, TierStats())
+def handing_out(store, namespace="a", tls=None):
+    server = PeerServer(store, namespace, LAYOUT, "127.0.0.1", 0, tls, TierStats())
     try:
         yield server
     finally:
         server.close()
 
 
-def fetch(port, namespace="a", token=TOKEN, choose=None, seconds=5.0, client=None):
+def fetch(port, namespace="a", tls=None, choose=None, seconds=5.0, client=None):
     """What arrives of all blocks, and the client's counters."""
     arrived = {}
-    client = client or PeerClient(namespace, LAYOUT, token, TierStats())
+    client = client or PeerClient(namespace, LAYOUT, tls, TierStats())
 
     def put(key, data):
         arrived[key] = data
@@ -86,10 +85,28 @@ def fetch(port, namespace="a", token=TOKEN, choose=None, seconds=5.0, client=Non
     return list(arrived), client._stats
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_certificates(tmp_path_factory.mktemp("pem"))
+
+
+def context(files, *, is_server):
+    config = KVTransferConfig.of({"kv_role": "kv_both", "kv_connector_extra_config": files})
+    return config.ssl_context(is_server=is_server)
+
+
+@pytest.fixture(scope="module")
+def tls(folder):
+    """The contexts of a producer and a consumer."""
+    return context(tls_files(folder, "one"), is_server=True), context(tls_files(folder, "two"), is_server=False)
+
+
 class TestTransfer:
-    def test_all_blocks_arrive_as_they_are(self):
-        with handing_out(full_store()) as server:
-            arrived, stats = fetch(server.port)
+    @pytest.mark.parametrize("has_tls", [False, True])
+    def test_all_blocks_arrive_as_they_are(self, has_tls, request):
+        there, here = request.getfixturevalue("tls") if has_tls else (None, None)
+        with handing_out(full_store(), tls=there) as server:
+            arrived, stats = fetch(server.port, tls=here)
         assert arrived == KEYS
         assert (stats.loaded_blocks, stats.loaded_bytes, stats.failed_blocks) == (16, 8 * sum(SIZES), 0)
         assert (server._stats.saved_blocks, server._stats.failed_blocks) == (16, 0)
@@ -101,22 +118,36 @@ class TestTransfer:
             assert fetch(server.port, choose=lambda known: [])[0] == []
         assert stats.failed_blocks == 0
 
-    @pytest.mark.parametrize(("namespace", "token"), [("b", TOKEN), ("a", b"another of some length"), ("a", b"")])
-    def test_another_model_or_token_gets_nothing(self, namespace, token, caplog):
+    def test_another_model_gets_nothing(self, caplog):
         with handing_out(full_store()) as server:
-            arrived, stats = fetch(server.port, namespace, token)
+            arrived, stats = fetch(server.port, "b")
         assert (arrived, stats.failed_blocks) == ([], 1)
         assert "did not arrive, and are computed: 127.0.0.1:" in caplog.text
 
-    def test_without_a_token_no_other_machine_is_asked(self):
-        client = PeerClient("a", LAYOUT, b"", TierStats())
+    def test_only_certificates_of_the_ca_get_blocks_or_may_hand_out_any(self, folder, tls, caplog):
+        there, here = tls
+        strange = context(tls_files(folder, "other"), is_server=False)
+        with handing_out(full_store(), tls=there) as server:
+            for consumer in (strange, None):
+                arrived, stats = fetch(server.port, tls=consumer)
+                assert (arrived, stats.failed_blocks) == ([], 1)
+            assert server._stats.saved_blocks == 0
+            assert fetch(server.port, tls=here)[0] == KEYS
+        for producer in (context(tls_files(folder, "other"), is_server=True), None):
+            with handing_out(full_store(), tls=producer) as server:
+                arrived, stats = fetch(server.port, tls=here)
+                assert (arrived, stats.failed_blocks) == ([], 1)
+        assert "certificate verify failed" in caplog.text
+
+    def test_without_certificates_no_other_machine_is_asked(self):
+        client = PeerClient("a", LAYOUT, None, TierStats())
         client.fetch(("192.0.2.1", 80), DIGESTS, lambda known: [], lambda key, data: True, Deadline(5))
         assert client._stats.failed_blocks == 1
         assert not client._avoided, "it was tried"
 
     def test_who_ends_or_never_answers_is_left_alone_for_a_while(self, monkeypatch):
         monkeypatch.setattr(peer_client, "CONNECT_SECONDS", 0.1)
-        client = PeerClient("a", LAYOUT, TOKEN, TierStats())
+        client = PeerClient("a", LAYOUT, None, TierStats())
         with socket.create_server(("127.0.0.1", 0)) as silent:
             for _ in range(10):
                 started = time.monotonic()
@@ -147,38 +178,48 @@ class TestPromises:
         assert store.stats["host"].failed_blocks == 4
         assert not store.promise([(1, bytes([i]) * 32) for i in range(100)]), "more leases than blocks"
 
-    def test_a_lease_ends_unless_it_is_read_from(self):
-        store = KVStore(2 * SIZES[0], SIZES, lease_seconds=0.2)
+    def test_a_lease_ends_unless_it_is_read_from(self, monkeypatch):
+        now = 0.0
+        monkeypatch.setattr(promises, "time", types.SimpleNamespace(monotonic=lambda: now))
+        store = KVStore(2 * SIZES[0], SIZES, lease_seconds=20)
         keys = [(0, digest) for digest in DIGESTS]
         store.promise(keys[:2])
         for key in keys[:2]:
             store.put(key, block(key), 0)
         for _ in range(3):
-            time.sleep(0.1)
+            now += 10
             assert store.read_promised(keys[0]) is not None
             store.put(keys[2], block(keys[2]), 0)
         assert store.has(*keys[0])
         assert not store.has(*keys[1])
-        time.sleep(0.3)
+        now += 30
         for key in keys[3:5]:
             store.put(key, block(key), 0)
         assert not store.has(*keys[0])
 
-    def test_promised_blocks_on_their_way_are_waited_for_and_lost_ones_are_not(self):
+    def test_promised_blocks_on_their_way_are_waited_for_and_lost_ones_are_not(self, monkeypatch):
         store = full_store(7)
         assert store.promise(KEYS)
         assert store.is_awaited
-        late = threading.Timer(0.2, lambda: [store.put(key, block(key), store.epoch) for key in KEYS[14:]])
+        wait_for = store.wait_for
+
+        def wait_and_put(key, seconds):
+            if key == KEYS[14]:  # while another engine waits for it
+                for late in KEYS[14:]:
+                    store.put(late, block(late), store.epoch)
+            return wait_for(key, seconds)
+
         with handing_out(store) as server:
-            late.start()
-            assert fetch(server.port)[0] == KEYS
+            with monkeypatch.context() as patched:
+                patched.setattr(store, "wait_for", wait_and_put)
+                assert fetch(server.port)[0] == KEYS
             assert not store.is_awaited
             store.remove([DIGESTS[7]])
             store.promise(KEYS)
             store.forget_promises()
             started = time.monotonic()
             assert fetch(server.port)[0] == KEYS[:14]
-            assert time.monotonic() - started < peer_server.TRANSFER_SECONDS / 2
+            assert time.monotonic() - started < peers.TRANSFER_SECONDS / 2
 
     def test_admission_ends_the_lease_of_a_fetched_block(self):
         store = KVStore(SIZES[0], SIZES)
@@ -191,14 +232,15 @@ class TestPromises:
 
 
 class TestDamage:
-    def test_every_flipped_bit_and_every_cut_is_noticed(self):
-        total = 8 * (sum(SIZES) + 2 * 100) + 100
+    def test_every_flipped_bit_and_every_cut_is_noticed(self, tls):
+        there, here = tls
+        total = 8 * sum(SIZES) + 1000  # and the handshake
         rng = random.Random(0)
-        # Headers, checksums and lengths of the first messages, and the rest here and there.
-        flips = [*range(0, 120, 6), *(rng.randrange(total) for _ in range(20))]
-        client = PeerClient("a", LAYOUT, TOKEN, TierStats())
+        # The handshake, and the rest here and there.
+        flips = [*range(0, 600, 40), *(rng.randrange(total) for _ in range(20))]
+        client = PeerClient("a", LAYOUT, here, TierStats())
         spoiled = 0
-        with handing_out(full_store()) as server:
+        with handing_out(full_store(), tls=there) as server:
             for place in flips:
                 bit = 1 << rng.randrange(8)
 
@@ -214,7 +256,7 @@ class TestDamage:
                 for change in (flip, cut):
                     client._avoided.clear()
                     with between(server.port, change) as port:
-                        arrived, _ = fetch(port, client=client, seconds=0.1)  # checks what arrives
+                        arrived, _ = fetch(port, client=client, seconds=0.2)  # checks what arrives
                         spoiled += len(arrived) < len(KEYS)
         assert spoiled > len(flips)
         assert client._stats.failed_blocks >= spoiled
@@ -233,40 +275,52 @@ def talk(port, data):
         return said
 
 
+def framed(data):
+    return len(data).to_bytes(8, "little") + data
+
+
 @pytest.fixture(scope="module")
 def server():
     with handing_out(full_store()) as server:
         yield server
 
 
+@pytest.fixture(scope="module")
+def tls_server(tls):
+    with handing_out(full_store(), tls=tls[0]) as server:
+        yield server
+
+
 class TestStrangers:
     @settings(max_examples=60, deadline=None)
-    @given(data=st.one_of(st.binary(max_size=300), st.binary(max_size=300).map(frame)))
+    @given(data=st.one_of(st.binary(max_size=300), st.binary(max_size=300).map(framed)))
     def test_garbage_closes_the_connection_and_gets_nothing(self, server, data):
-        assert len(talk(server.port, data)) < 100, "more than the challenge"
+        assert talk(server.port, data) in (b"", to_frame(Ready("a")))
 
-    @settings(max_examples=60, deadline=None)
-    @given(nonce=st.binary(max_size=64), digests=st.binary(max_size=100), checksum=st.binary(max_size=64))
-    def test_so_does_a_question_without_the_token(self, server, nonce, digests, checksum):
-        question = msgspec.msgpack.encode(Ask("a", nonce, digests, "", checksum))
-        assert len(talk(server.port, frame(question))) < 100
+    @settings(max_examples=20, deadline=None)
+    @given(data=st.one_of(st.binary(max_size=300), st.builds(to_frame, st.builds(Ask, st.binary(), st.just("")))))
+    def test_without_tls_nothing_is_said_where_there_should_be(self, tls_server, data):
+        assert b"ready" not in talk(tls_server.port, data)
 
     def test_so_does_a_message_that_claims_to_be_large(self, server):
         assert len(talk(server.port, (MAX_ASK_BYTES + 1).to_bytes(8, "little") + bytes(1000))) < 100
         assert fetch(server.port)[0] == KEYS, "others are served"
 
-    def test_those_that_say_nothing_do_not_keep_others_out_for_long(self, monkeypatch):
-        monkeypatch.setattr(peer_server, "ASK_SECONDS", 0.2)
-        with handing_out(full_store()) as server, contextlib.ExitStack() as silent:
-            for _ in range(peer_server.MAX_CONVERSATIONS + 4):
+    @pytest.mark.parametrize("has_tls", [False, True])
+    def test_those_that_say_nothing_do_not_keep_others_out_for_long(self, monkeypatch, has_tls, request):
+        monkeypatch.setattr(peers, "ASK_SECONDS", 0.2)
+        there, here = request.getfixturevalue("tls") if has_tls else (None, None)
+        with handing_out(full_store(), tls=there) as server, contextlib.ExitStack() as silent:
+            for _ in range(peers.MAX_CONVERSATIONS + 4):
                 silent.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-            time.sleep(0.6)
-            assert fetch(server.port)[0] == KEYS
+            # Nobody gets a place before some of them have lost theirs.
+            wait_until(lambda: server._stats.failed_blocks >= 4, seconds=20)
+            assert fetch(server.port, tls=here)[0] == KEYS
 
     def test_a_port_that_is_taken_is_one_clear_line(self, server):
         message = f"kv_ip='127.0.0.1' with kv_port={server.port} cannot be listened on"
         with pytest.raises(ConfigError, match=message) as error:
-            PeerServer(full_store(), "a", LAYOUT, "127.0.0.1", server.port, TOKEN, TierStats())
+            PeerServer(full_store(), "a", LAYOUT, "127.0.0.1", server.port, None, TierStats())
         assert "\n" not in str(error.value)
 
 
@@ -281,7 +335,7 @@ class TestMessages:
     @given(st.binary(max_size=100))
     def test_bytes_that_are_none_of_these_are_a_value_error(self, data):
         for read in (
-            decode,
+            MESSAGES.decode,
             lambda data: unpack_known(data, 2, 500),
             lambda data: unpack_places(data + b"\xff", 2, 8),
             lambda data: unpack_places(np.array([[2, 0]], "<i4").tobytes(), 2, 8),
@@ -289,21 +343,6 @@ class TestMessages:
         ):
             with pytest.raises(ValueError):  # noqa: PT011 (msgspec's own)
                 read(data)
-
-    def test_a_checksum_is_of_one_kind_conversation_and_cut_of_the_contents(self):
-        nonces = [new_nonce(), new_nonce()]
-        seal = Seal(TOKEN, *nonces)
-        checksum = seal.checksum(Have, b"ab", b"c")
-        others = [
-            Seal(TOKEN, *reversed(nonces)).checksum(Have, b"ab", b"c"),
-            Seal(b"", *nonces).checksum(Have, b"ab", b"c"),
-            seal.checksum(Challenge, b"ab", b"c"),
-            seal.checksum(Have, b"a", b"bc"),
-        ]
-        assert checksum not in others
-        seal.check(Have(b"", checksum), b"ab", b"c")
-        with pytest.raises(PeerError, match="checksum of Have is wrong"):
-            seal.check(Have(b"", others[3]), b"ab", b"c")
 
     def test_a_sender_that_trickles_does_not_outlast_the_deadline(self):
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -319,7 +358,7 @@ class TestMessages:
         with near, far:
             sender.start()
             with pytest.raises(PeerError):
-                PeerConnection(near, 1 << 62, Deadline(0.3)).receive(Challenge)
+                PeerChannel(near, 1 << 62, Deadline(0.3)).receive(Ready)
             ended.set()
             sender.join()
         assert time.monotonic() - started < 2

@@ -263,15 +263,6 @@ class TestLocalLayers:
             assert len(table(manager, sequence, WINDOW).block_ids) <= 3
             assert manager.extend(sequence, 0, num_computed + 4)
 
-    def test_windows_of_tokens_that_are_seen_again_are_kept_while_there_is_room(self) -> None:
-        for num_blocks, first_kept in ((8, 0), (2, 1)):
-            manager = BlockManager({WINDOW: num_blocks}, block_size=4, num_seen_again=2)
-            sequence = compute(manager, make_sequence(list(range(8))))
-            # The token at position 8 sees 4 to 8, those at 6 and 7 the tokens from 2 on.
-            assert manager.allocate(sequence, 9)
-            window = table(manager, sequence, WINDOW)
-            assert (window.first, window.stop) == (first_kept, 3)
-
     def test_a_prompt_takes_blocks_of_a_window_chunk_by_chunk(self) -> None:
         manager = BlockManager({FULL_CONTEXT: 16, WINDOW: 4}, block_size=4)
         sequence = make_sequence(list(range(40)))

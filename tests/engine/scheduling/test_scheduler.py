@@ -376,7 +376,7 @@ class TestLocalLayers:
 
     WINDOW = AttentionSpan(9)
 
-    def test_a_prefill_waits_for_blocks_of_a_window_and_nobody_is_admitted_before_it(self) -> None:
+    def test_a_prefill_waits_for_blocks_of_a_window_and_no_sequence_is_admitted_before_it(self) -> None:
         num_blocks = {FULL_CONTEXT: 64, self.WINDOW: 19}
         engine = SimulatedEngine(num_blocks=num_blocks, block_size=4, max_num_seqs=8, max_num_batched_tokens=12)
         decodes = [engine.add([token] * 6, max_tokens=20 + token) for token in range(1, 6)]

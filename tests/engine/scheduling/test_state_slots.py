@@ -1,4 +1,4 @@
-"""The slots of recurrent states: where a step reads and writes them, and which states are kept for whom."""
+"""The slots of recurrent states: where a step reads and writes them, and which states are kept for which prefixes."""
 
 from __future__ import annotations
 

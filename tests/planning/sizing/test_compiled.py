@@ -7,14 +7,12 @@ import jax
 import pytest
 
 from jaxis.errors import ConfigError, EngineError
-from jaxis.planning.abstract_runner import bytes_per_device
-from jaxis.planning.compiled_program import CompiledProgram, ProgramMemory
 from jaxis.planning.program_text import Collective, Copy, Kernel, ProgramText
 from jaxis.planning.sizing import compiled
 from jaxis.planning.sizing.compiled import exchanges_of, with_compiled_steps
 from jaxis.planning.sizing.layout import Layout, WantedLayout
 from jaxis.planning.sizing.plan import Planner, Wanted
-from jaxis.planning.step_costs import StepCosts, WeightReads
+from jaxis.planning.step_costs import CompiledProgram, ProgramMemory, StepCosts, WeightReads, bytes_per_device
 from jaxis.planning.targets import Target, parse_target
 from tests.support.plan_sources import published
 

@@ -67,6 +67,14 @@ def test_more_devices_than_key_value_heads_hold_copies_of_them(qwen):
     assert sum(sixteen.bytes_per_block.values()) == 36 * 16 * 2 * 128 * 2, "one head each, though 8 are 16 halves"
 
 
+@pytest.mark.parametrize(
+    ("name", "number"), [("nemotron-h-56b", 54), ("falcon-h1-0.5b", 36), ("mamba-2.8b", 0), ("gpt-oss-20b", 24)]
+)
+def test_feed_forward_blocks_are_those_of_the_constructed_layers(name, number):
+    """Of Nemotron-H's 118 layers, 54 are one; Falcon-H1's 36 have it beside two caches; Mamba's have none."""
+    assert Planner(published(name), Wanted()).device_model(parse_target("h100x1")).num_feed_forwards == number
+
+
 def test_devices_share_recurrent_states_and_a_step_reads_and_writes_them():
     # Qwen3.5-9B: 24 layers with 32 heads' float32 states of [128, 128], and 3 inputs of a convolution in bfloat16 over
     # 16 heads of queries, 16 of keys and 32 of values, 128 each.
@@ -115,12 +123,12 @@ def test_windows_bound_the_context_that_is_read():
 
 def test_int8_weights_are_counted_with_their_scales():
     target = parse_target("h100x1")
-    wide, narrow = (
+    wide, low_precision = (
         Planner(published("qwen3-8b"), Wanted(quantization=name)).device_model(target) for name in ("none", "int8")
     )
-    assert narrow.decode(3, 100).flops == wide.decode(3, 100).flops, "they are widened on the chip"
+    assert low_precision.decode(3, 100).flops == wide.decode(3, 100).flops, "they are dequantized on the chip"
     # A bfloat16 scale for each 32 elements.
-    assert narrow.held_bytes == (36 * LAYER + 2 * EMBEDDING) * 34 // 32 + 2 * NORMS
+    assert low_precision.held_bytes == (36 * LAYER + 2 * EMBEDDING) * 34 // 32 + 2 * NORMS
 
 
 def test_layers_that_share_a_cache_read_it_and_keep_none():

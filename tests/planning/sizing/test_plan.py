@@ -8,9 +8,8 @@ import pytest
 from jaxis.engine.execution.kv_cache import num_cache_blocks
 from jaxis.errors import ConfigError
 from jaxis.parallel.mesh import make_mesh
-from jaxis.planning.sizing.capacity import capacity
 from jaxis.planning.sizing.layout import WantedLayout
-from jaxis.planning.sizing.plan import Planner, Wanted
+from jaxis.planning.sizing.plan import Planner, Wanted, capacity
 from jaxis.planning.sizing.report import PlanReport, command, remarks, verdict
 from jaxis.planning.targets import parse_target
 from tests.support.plan_sources import LLAMA_70B, published
@@ -29,7 +28,7 @@ def test_the_widest_weights_that_run_are_chosen_on_all_devices(llama):
     assert plan.chosen.max_requests >= 1
 
 
-def test_one_host_with_narrow_weights_goes_before_several_with_wide_ones(llama):
+def test_one_host_with_quantized_weights_goes_before_several_with_wide_ones(llama):
     plan = Planner(llama, Wanted()).plan(parse_target("v5e-16"))
     chosen = plan.chosen
     assert (chosen.quantization, chosen.tensor_parallel_size, chosen.num_servers) == ("int4", 4, 4)
@@ -107,10 +106,10 @@ def test_a_longer_context_leaves_room_for_fewer_requests():
     assert requests[1] == pytest.approx(4 * requests[2], rel=0.2)
 
 
-def test_a_narrow_cache_holds_more():
+def test_a_quantized_cache_holds_more():
     plan = Planner(published("qwen3-8b"), Wanted(quantization="none")).plan(parse_target("h100x1"))
-    wide, narrow = (next(o for o in plan.options if o.kv_cache_dtype == dtype) for dtype in ("auto", "int8"))
-    assert narrow.max_requests / wide.max_requests == pytest.approx(2 * 128 / (128 + 4), rel=0.1)
+    wide, low_precision = (next(o for o in plan.options if o.kv_cache_dtype == dtype) for dtype in ("auto", "int8"))
+    assert low_precision.max_requests / wide.max_requests == pytest.approx(2 * 128 / (128 + 4), rel=0.1)
 
 
 def test_rates_are_those_of_all_servers():

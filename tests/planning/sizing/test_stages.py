@@ -7,13 +7,13 @@ import pytest
 
 from jaxis.bringup.analyze.source import open_source
 from jaxis.errors import ConfigError
-from jaxis.planning.abstract_runner import bytes_per_device
 from jaxis.planning.sizing.compiled import with_compiled_steps
 from jaxis.planning.sizing.exchanges import exchange_seconds, links
 from jaxis.planning.sizing.layout import Layout, WantedLayout
 from jaxis.planning.sizing.plan import Planner, Wanted
 from jaxis.planning.sizing.report import PlanReport, command, remarks, verdict
 from jaxis.planning.sizing.roofline import bound
+from jaxis.planning.step_costs import bytes_per_device
 from jaxis.planning.targets import parse_target
 from tests.support.plan_sources import LLAMA_70B, published
 from tests.support.simulated_devices import run_on_devices
@@ -33,12 +33,13 @@ def print_placed(folder, stages, tensor):
         placed = []
         [num_blocks] = llm.engine.runner.num_blocks.values()
         for stage in llm.engine.runner.executor.stages:
-            paged = [cache for cache in stage.caches if not isinstance(cache, tuple)]
-            states = jax.tree.leaves([cache for cache in stage.caches if isinstance(cache, tuple)])
+            caches = stage.state.caches
+            paged = [cache.array for cache in caches if not isinstance(cache, tuple)]
+            states = jax.tree.leaves([cache for cache in caches if isinstance(cache, tuple)])
             slots = (llm.engine.runner.num_state_slots or 1) * tensor  # the plan counts whole bytes of a device
             placed.append(
                 {
-                    "weights": bytes_per_device(stage.arrays.arrays),
+                    "weights": bytes_per_device(stage.context.model.arrays),
                     "block": bytes_per_device(paged) // num_blocks,
                     "state": sum(array.nbytes for array in states) // slots,
                 }
@@ -163,7 +164,7 @@ def test_the_plan_says_what_stages_are(llama):
             "nnodes|more than the model's 32 layers",
         ),
         ("gemma-3n-e2b", "h100x8", WantedLayout(pipeline_parallel_size=2), "its layers have embeddings of their own"),
-        ("deepseek-v3", "h200x8", WantedLayout(2, 2, None, None, 2), "data_parallel_size is not implemented with"),
+        ("deepseek-v3", "h200x8", WantedLayout(2, 2, None, None, 2), "data_parallel_size=2 does not combine with"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_in_one_line(name, target, wanted, message):

@@ -50,15 +50,15 @@ def test_every_parameter_is_as_large_as_when_it_is_loaded(checkpoint, tmp_path, 
 def test_blocks_that_the_rows_do_not_fill_are_counted(checkpoint, tmp_path):
     """600 rows are five blocks of 128, the last one cut off: more rows than the examples that sizes grow from."""
     source = write_checkpoint(tmp_path / "source", "qwen3", intermediate_size=600)
-    narrow, _ = write_fp8(tmp_path, source)
-    told = told_bytes(narrow)
-    assert told == loaded_bytes(narrow)
+    low_precision, _ = write_fp8(tmp_path, source)
+    told = told_bytes(low_precision)
+    assert told == loaded_bytes(low_precision)
     assert told["model.layers.0.mlp.up_proj.weight"] == 600 * 64 + 5 * 1 * 4
 
 
 def test_mxfp4_experts_are_half_a_byte_and_their_scales(checkpoint, tmp_path):
-    narrow, _ = write_mxfp4(tmp_path, checkpoint("gpt_oss"))
-    assert told_bytes(narrow) == loaded_bytes(narrow)
+    low_precision, _ = write_mxfp4(tmp_path, checkpoint("gpt_oss"))
+    assert told_bytes(low_precision) == loaded_bytes(low_precision)
 
 
 def test_devices_share_what_their_number_divides(checkpoint):

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight, dequantize
-from jaxis.quantization.formats.bitsandbytes_4bit import Bitsandbytes4BitFormat
-from jaxis.quantization.formats.bitsandbytes_8bit import Bitsandbytes8BitFormat
+from jaxis.quantization.bitsandbytes import Bitsandbytes4BitFormat, Bitsandbytes8BitFormat
 from tests.support.foreign_quantizers import bitsandbytes_4bit, bitsandbytes_8bit, random_weight
 
 NUMPY_STORAGE = {torch.uint8: np.uint8, torch.float32: np.float32, torch.float16: np.float16}

@@ -1,4 +1,4 @@
-"""Weights in compressed-tensors' formats against the library's own decompression, to the bit."""
+"""Weights in compressed-tensors' formats against the library's own decompression, bit for bit."""
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -59,7 +59,7 @@ def test_packed_integers(bits, symmetric, strategy, group_size, scale_dtype):
     ("bits", "symmetric", "bits_in_memory"),
     [(1, True, 2), (2, False, 2), (3, True, 3), (4, True, 4), (5, True, 5), (6, True, 6), (7, True, 8), (8, False, 8)],
 )
-def test_packed_integers_stay_as_narrow_as_in_the_file(bits, symmetric, bits_in_memory):
+def test_packed_integers_keep_the_precision_of_the_file(bits, symmetric, bits_in_memory):
     _, weight = assembled(random_weight(32, 512), scheme_of("pack-quantized", integers(bits, "group", 512, symmetric)))
     assert isinstance(weight, QuantizedWeight | CodedWeight)
     codes = sum(a.nbytes for a in (getattr(weight, "codes", None), getattr(weight, "high", None)) if a is not None)

@@ -136,7 +136,7 @@ def test_without_a_word_about_symmetry_zero_points_tell(symmetric):
     integers = quantize(WEIGHT, 4, 64, symmetric=symmetric)
     weight = assemble(GptqFormat(4, 64, None), gptq_tensors(integers, has_order=False))
     np.testing.assert_array_equal(dequantize(weight), integers.wide)
-    if symmetric:  # even by a writer who says version 1 and writes version 2
+    if symmetric:  # even by a writer that says version 1 and writes version 2
         weight = assemble(GptqFormat(4, 64, None), gptq_tensors(integers, version=2, has_order=False))
         np.testing.assert_array_equal(dequantize(weight), integers.wide)
 

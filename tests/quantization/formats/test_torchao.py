@@ -58,11 +58,15 @@ def held(tensor):
 
 
 def to_numpy(tensor):
-    narrow = {torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e8m0fnu: "float8_e8m0fnu"}
-    if tensor.dtype not in narrow:
+    low_precision = {
+        torch.bfloat16: "bfloat16",
+        torch.float8_e4m3fn: "float8_e4m3fn",
+        torch.float8_e8m0fnu: "float8_e8m0fnu",
+    }
+    if tensor.dtype not in low_precision:
         return tensor.numpy()
     bits = tensor.view(torch.uint8 if tensor.dtype.itemsize == 1 else torch.int16).numpy()
-    return bits.view(getattr(ml_dtypes, narrow[tensor.dtype]))
+    return bits.view(getattr(ml_dtypes, low_precision[tensor.dtype]))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxis.kernels.quantized_matmul.code_planes import code_planes
 from jaxis.kernels.weights import CodedWeight, dequantize
+from jaxis.kernels.weights.code_planes import code_planes
 from jaxis.quantization.formats.word_packing import (
     nibble_pairs,
     num_words,

@@ -71,7 +71,7 @@ def test_a_key_that_was_made_is_found_by_its_text_and_the_file_does_not_have_it(
         ([{"name": "a", "sha256": DIGEST}, {"name": "b", "sha256": DIGEST}], "two keys with the sha256"),
     ],
 )
-def test_a_file_that_is_wrong_is_told_in_one_line_without_any_key(tmp_path, entries, message):
+def test_the_error_of_an_invalid_file_is_one_line_without_any_key(tmp_path, entries, message):
     path = tmp_path / "keys"
     path.write_text(entries if isinstance(entries, str) else yaml.safe_dump(entries))
     with pytest.raises(ConfigError) as raised:
@@ -85,8 +85,8 @@ def test_a_file_that_is_wrong_is_told_in_one_line_without_any_key(tmp_path, entr
 def test_a_file_that_is_not_there_or_empty_of_keys(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_api_keys(tmp_path / "nowhere")
-    (tmp_path / "nobody").write_text("[]")
-    keys = ApiKeys((), tmp_path / "nobody")
+    (tmp_path / "empty").write_text("[]")
+    keys = ApiKeys((), tmp_path / "empty")
     assert keys
     assert keys.find("x") is None
 
@@ -193,5 +193,5 @@ def test_only_an_admin_key_empties_the_prefix_cache(serve, tmp_path):
     assert [num_cached(), num_cached()] == [0, 32]
 
 
-def test_without_keys_nobody_empties_the_prefix_cache(serve):
+def test_without_keys_no_client_can_empty_the_prefix_cache(serve):
     assert httpx.post(f"{serve().url}/reset_prefix_cache").status_code == 403

@@ -1,4 +1,4 @@
-"""Clients that mean harm, or are broken: refused in time, and nobody else notices."""
+"""Clients that mean harm, or are broken: refused in time, and no other client notices."""
 
 import contextlib
 import json
@@ -13,8 +13,8 @@ import httpx
 import pytest
 import tokenizers
 
-from jaxis.server.http.json_body import MAX_NESTING, parse_json
-from jaxis.server.http.run import allow_many_connections
+from jaxis.server.http.body import MAX_NESTING, parse_json
+from jaxis.server.run import allow_many_connections
 from jaxis.tokenizer import Tokenizer
 from tests.support.waiting import wait_until
 
@@ -99,7 +99,7 @@ def test_the_fault_of_a_union_is_that_of_the_branch_that_fits(http):
     assert "at most 4096" in response.json()["error"]["message"]
 
 
-def test_long_texts_hold_up_nobody(server, http):
+def test_long_prompts_hold_up_no_other_request(server, http):
     """Neither the tokenizer nor the answer of a million tokens keeps Python's lock or the event loop."""
     text = "a " * 400_000
     answers = []
@@ -238,7 +238,7 @@ def test_a_body_that_never_ends_is_not_read_for_ever(serve):
 def test_what_can_be_got_can_be_asked_for_without_its_body(serve):
     server = serve()
     for path in ("/health", "/v1/models", "/v1/models/jaxis-tiny", "/version", "/metrics", "/openapi.json", "/"):
-        got, asked = httpx.get(server.url + path), httpx.head(server.url + path)
+        got, asked = (send(server.url + path, timeout=60) for send in (httpx.get, httpx.head))
         assert (asked.status_code, asked.content) == (200, b""), path
         assert asked.headers["Content-Type"] == got.headers["Content-Type"]
     assert httpx.head(f"{server.url}/v1/completions").status_code == 405

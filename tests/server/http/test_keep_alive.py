@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from jaxis.engine.execution.programs import ProgramCache
+from jaxis.engine.execution.programs import Programs
 from jaxis.errors import EngineError, RequestError
 from jaxis.server.http import sse
 from jaxis.tokenizer import Tokenizer
@@ -130,17 +130,18 @@ def compiling(built_engine, monkeypatch):
     """An engine that waits for a program until the event is set."""
     monkeypatch.setattr(sse, "FIRST_EVENT_SECONDS", SILENCE_SECONDS)
     finish = threading.Event()
-    executor = built_engine.engine.runner.executor
+    runner = built_engine.engine.runner
+
+    compile_now = runner.executor.compile
 
     def compile_slowly(key):
         finish.wait(60)
-        return executor.step_programs.compile(key)
+        return compile_now(key)
 
-    programs = ProgramCache(compile_slowly, lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(executor, "programs", programs)
+    monkeypatch.setattr(runner.executor, "compile", compile_slowly)
+    monkeypatch.setattr(runner, "programs", Programs(runner.executor, lambda _: contextlib.nullcontext()))
     yield finish
     finish.set()
-    programs.close()
 
 
 @pytest.mark.parametrize("leaves", [False, True])

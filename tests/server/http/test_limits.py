@@ -1,4 +1,4 @@
-"""Who is let in, what is too much, and what happens to those who leave."""
+"""Which requests are admitted, which are too large, and what happens when a client disconnects."""
 
 import json
 import socket
@@ -108,7 +108,7 @@ def test_request_id_is_the_clients_if_decent(http):
     assert http.get("/version", headers={"X-Request-Id": "a b"}).headers["X-Request-Id"] != "a b"
 
 
-def test_overload_is_refused_before_preprocessing_and_told_when_to_return(serve):
+def test_overload_is_refused_before_preprocessing_with_a_time_to_retry(serve):
     server = serve(max_queued=0)  # 8 can run
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jaxis.server.http.api_keys import new_api_key
-from jaxis.server.http.redaction import redacted
+from jaxis.server.http.request_records import redacted
 
 IMAGE = base64.b64encode(bytes(range(256)) * 8).decode()
 
@@ -22,7 +22,7 @@ IMAGE = base64.b64encode(bytes(range(256)) * 8).decode()
         {"input_audio": {"data": IMAGE, "format": "wav"}},
         {"text": f"look: ![x](data:image/png;base64,{IMAGE}) nice"},
     ],
-    ids=["openai", "responses", "anthropic", "ollama", "audio", "in a text"],
+    ids=["openai", "responses", "anthropic", "ollama", "audio", "in a string"],
 )
 def test_images_and_sounds_are_taken_out(value):
     text = str(redacted({"messages": [{"role": "user", "content": [value]}]}))

@@ -24,7 +24,7 @@ def lines_of(path, number):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_line_says_who_asked_for_how_much_and_nothing_of_what(serve, tmp_path):
+def test_a_line_has_the_key_and_the_usage_and_no_content(serve, tmp_path):
     text, key = new_api_key("alice")
     (tmp_path / "keys").write_text(to_yaml(key))
     server = serve(api_key_file=tmp_path / "keys", request_log=tmp_path / "log")
@@ -122,7 +122,7 @@ def test_lines_of_several_threads_do_not_mix(tmp_path):
     assert all(len(json.loads(line)["text"]) == 9000 for line in (tmp_path / "log").read_text().splitlines())
 
 
-def test_a_log_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path, caplog):
+def test_a_log_that_cannot_be_written_is_reported_once_and_stops_nothing(tmp_path, caplog):
     with pytest.raises(ConfigError, match=r"--request-log .*nowhere/log cannot be written: No such file"):
         RequestLogFile(tmp_path / "nowhere" / "log")
     if os.path.exists("/dev/full"):

@@ -17,7 +17,7 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.engine.setup import build_engine
 from jaxis.host.progress import ProgressDisplay
-from jaxis.server.http import api_keys, auth
+from jaxis.server.http import api_keys
 
 SOURCES = sorted(Path(jaxis.__path__[0]).rglob("*.py"))
 RUNS_WHAT_IT_READS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "multiprocessing"}
@@ -80,7 +80,7 @@ def test_only_this_machine_can_connect_unless_told_otherwise():
 def test_keys_are_compared_in_constant_time():
     assert "hmac.compare_digest" in inspect.getsource(api_keys.ApiKeys.find)
     keys = api_keys.ApiKeys(["secret"])
-    middleware = auth.ApiKeyMiddleware(None, keys)
+    middleware = api_keys.ApiKeyMiddleware(None, keys)
     assert middleware._find(Headers({"authorization": "Bearer secret"}))
     assert middleware._find(Headers({"x-api-key": "secret"}))
     for header in ("", "secret", "Bearer ", "Bearer secre", "Basic secret"):
@@ -98,7 +98,7 @@ def test_every_route_of_the_application_is_closed_with_a_key(serve):
         with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=30) as connection:
             connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
             status = connection.recv(4096).split()[1]
-        assert status == (b"200" if path in auth.OPEN_PATHS else b"401"), path
+        assert status == (b"200" if path in api_keys.OPEN_PATHS else b"401"), path
 
 
 def test_no_address_in_a_request_is_ever_visited(server, http):
@@ -140,7 +140,7 @@ for _ in range(30):
 
 
 @pytest.mark.parametrize(
-    "form",
+    "grammar",
     [
         {"regex": "(a+)+$" * 50},
         {"regex": "((((a{1,100}){1,100}){1,100}){1,100})"},
@@ -155,11 +155,11 @@ for _ in range(30):
         {"json": NESTED},
         {"choice": [f"option {i}" for i in range(100_000)]},
     ],
-    ids=lambda form: str(form)[:40],
+    ids=lambda grammar: str(grammar)[:40],
 )
-def test_a_form_that_is_an_attack_fails_or_runs_alone(server, http, form):
+def test_a_grammar_that_is_an_attack_fails_or_runs_alone(server, http, grammar):
     before = http.post("/v1/completions", json={"prompt": "The capital of France is", "max_tokens": 4}).json()
-    body = {"messages": MESSAGES, "max_tokens": 4, "structured_outputs": form}
+    body = {"messages": MESSAGES, "max_tokens": 4, "structured_outputs": grammar}
     response = http.post("/v1/chat/completions", json=body)
     assert response.status_code in (200, 400)
     assert response.elapsed.total_seconds() < 10

@@ -7,7 +7,7 @@ import pytest
 from jaxis import SamplingParams
 from jaxis.engine.frontend import wire
 from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats, RankStats
-from jaxis.host.frames import FrameReader
+from jaxis.host.channel import MessageReader, to_frame
 from jaxis.server.observability.metrics import ServerMetrics
 
 INFO = EngineInfo("folder", None, SamplingParams(), 100, 4, 1600, 50, frozenset())
@@ -15,8 +15,9 @@ INFO = EngineInfo("folder", None, SamplingParams(), 100, 4, 1600, 50, frozenset(
 
 @pytest.mark.parametrize("ranks", [(), (RankStats(3, 0.5), RankStats(0, 0.0))])
 def test_gauges_of_each_rank_reach_the_metrics(ranks: tuple[RankStats, ...]) -> None:
-    [frame] = FrameReader().feed(wire.to_frame(wire.Heartbeat(True, EngineStats(num_requests_running=3, ranks=ranks))))
-    heartbeat = wire.decode_report(frame)
+    [heartbeat] = MessageReader(wire.REPORTS).feed(
+        to_frame(wire.Heartbeat(True, EngineStats(num_requests_running=3, ranks=ranks)))
+    )
     assert isinstance(heartbeat, wire.Heartbeat)
     assert heartbeat.stats.ranks == ranks
     text = ServerMetrics("m", INFO, lambda: heartbeat.stats).render().decode()

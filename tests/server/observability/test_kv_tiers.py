@@ -7,8 +7,8 @@ import pytest
 from jaxis import SamplingParams
 from jaxis.engine.frontend import wire
 from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats
-from jaxis.engine.kv_store.stats import TierStats
-from jaxis.host.frames import FrameReader
+from jaxis.engine.kv_connector import TierStats
+from jaxis.host.channel import MessageReader, to_frame
 from jaxis.server.observability.metrics import ServerMetrics
 
 INFO = EngineInfo("folder", None, SamplingParams(), 100, 4, 1600, 50, frozenset())
@@ -16,8 +16,7 @@ INFO = EngineInfo("folder", None, SamplingParams(), 100, 4, 1600, 50, frozenset(
 
 @pytest.mark.parametrize("tiers", [{}, {"host": TierStats(1, 2, 3, 4, 5, 6, 7), "disk": TierStats(loaded_blocks=8)}])
 def test_counters_of_each_tier_reach_the_metrics(tiers: dict[str, TierStats]) -> None:
-    [frame] = FrameReader().feed(wire.to_frame(wire.Heartbeat(True, EngineStats(kv_tiers=tiers))))
-    heartbeat = wire.decode_report(frame)
+    [heartbeat] = MessageReader(wire.REPORTS).feed(to_frame(wire.Heartbeat(True, EngineStats(kv_tiers=tiers))))
     assert isinstance(heartbeat, wire.Heartbeat)
     assert heartbeat.stats.kv_tiers == tiers
     text = ServerMetrics("m", INFO, lambda: heartbeat.stats).render().decode()

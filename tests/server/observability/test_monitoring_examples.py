@@ -90,7 +90,7 @@ def test_every_metric_is_in_the_documentation(samples):
     assert bases <= named, sorted(bases - named)
     documented = {name for name in named if name.startswith("jaxis:")}
     # Those of API keys are there once a key has been used (tests/server/http/test_api_keys.py), those of tiers, ranks
-    # and drafts where there are any (test_kv_tiers.py, test_data_rank_metrics.py, tests/server/endpoints/test_chat.py).
+    # and drafts where there are any (test_kv_tiers.py, test_data_rank_metrics.py, tests/server/openai/test_chat.py).
     conditional = ("jaxis:api_key_", "jaxis:kv_offload_", "jaxis:data_rank_", "jaxis:spec_decode_")
     assert {name for name in documented if not name.startswith(conditional)} <= bases | set(samples)
 

@@ -114,8 +114,8 @@ def test_a_request_is_a_span_with_its_times_below_that_of_its_client(serve, coll
 
 def test_without_a_collector_requests_are_answered_and_the_server_ends(serve, caplog):
     caplog.set_level(logging.CRITICAL, "opentelemetry")
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
     server = serve(otlp_traces_endpoint=url)
     assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
     begin = time.monotonic()
@@ -124,7 +124,7 @@ def test_without_a_collector_requests_are_answered_and_the_server_ends(serve, ca
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4318", "grpc://localhost:4317", "http://", ""])
-def test_an_endpoint_that_is_no_address_is_told_in_one_line(endpoint, monkeypatch):
+def test_an_endpoint_that_is_no_address_is_an_error_of_one_line(endpoint, monkeypatch):
     monkeypatch.setattr("jaxis.engine.setup.build_engine", lambda *_: pytest.fail("loaded"))
     result = CliRunner().invoke(app, ["serve", "--port", "0", "--otlp-traces-endpoint", endpoint])
     assert result.exit_code == 1
@@ -146,7 +146,7 @@ def test_without_the_extra_the_option_says_how_to_get_it(monkeypatch):
 def test_a_server_without_traces_does_not_import_what_writes_them():
     modules = ["opentelemetry.sdk", "opentelemetry.exporter", "aiohttp"]  # fastapi imports opentelemetry itself
     script = f"""
-import sys, jaxis.cli.serve, jaxis.server.http.app
+import sys, jaxis.cli.serve, jaxis.server.app
 print([name for name in {modules} if name in sys.modules])"""
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert output == "[]\n"

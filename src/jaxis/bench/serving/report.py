@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxis.bench.drafts import draft_figures, format_drafts
 from jaxis.bench.serving.client import RequestResult
 from jaxis.bench.serving.load import LoadResult
-from jaxis.bench.text import format_number, format_table
+from jaxis.bench.text import draft_figures, format_drafts, format_number, format_table
 
 METRICS = {
     "ttft": "time to first token",

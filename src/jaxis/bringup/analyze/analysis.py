@@ -9,10 +9,13 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from jax.typing import DTypeLike
+
 from jaxis.bringup.analyze.axes import Axis, ModelFacts, files_of
 from jaxis.bringup.analyze.config import Construction, construct
 from jaxis.bringup.analyze.detectors import AXES
 from jaxis.bringup.analyze.figures import (
+    BLOCK_SIZE,
     CacheKind,
     Fit,
     ParameterCount,
@@ -24,12 +27,15 @@ from jaxis.bringup.analyze.figures import (
 )
 from jaxis.bringup.analyze.source import ModelSource, open_source
 from jaxis.bringup.analyze.tensors import TensorProblem, check_tensors
-from jaxis.config.hf_config import HFConfig
-from jaxis.config.hf_defaults import with_defaults
-from jaxis.engine.settings import KV_CACHE_DTYPES
+from jaxis.config import CacheConfig, SchedulerConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig, with_defaults
+from jaxis.engine.execution.cache_specs import cache_specs
+from jaxis.engine.execution.kv_cache import on_devices, unit_bytes
+from jaxis.engine.settings import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, KV_CACHE_DTYPES
 from jaxis.host.byte_size import parse_bytes
 from jaxis.layers.module import JaxModule
 from jaxis.layers.weight_bytes import weight_bytes
+from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import SHORT_NAMES
 
@@ -37,6 +43,7 @@ SCHEMA = 1
 """Version of the JSON that `Analysis.to_json` writes; incremented when a field changes its meaning or is removed."""
 _STATUS_OF_USE = {"used": "supported", "default": "default", "neutral": "neutral", "ignored": "neutral"}
 _QUANTIZATIONS = ("int8", "int4")
+_ANY_LENGTH = 1 << 20  # tokens, where a config has no limit
 
 
 @dataclass(frozen=True)
@@ -175,7 +182,8 @@ def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype:
     if plain.model is not None and plain.vllm_config is not None:
         parameters = count_parameters(plain.model, _text_view(source.config))
         kinds = tuple(cache_kinds(plain.model, plain.vllm_config, KV_CACHE_DTYPES[kv_cache_dtype]))
-        fits = _memory(source, plain.model, kinds, memory, max_context)
+        sized = _sized(plain.vllm_config, max_context or _ANY_LENGTH, KV_CACHE_DTYPES[kv_cache_dtype])
+        fits = _memory(source, plain.model, sized, memory)
     return Analysis(
         model=source.name,
         architectures=tuple(source.config.get("architectures") or ()),
@@ -243,7 +251,7 @@ def _problems(
             problems.append(f"missing on the axis {axis.name!r}: {feature.value}{where}")
     if not construction.is_known:
         rest = "" if missing else "; all that its config asks for is there"
-        problems.append(f"no family of this architecture: belongs in models/, models/registry.py{rest}")
+        problems.append(f"no family of this architecture: belongs in models/{rest}")
     if unknown := [key.key for key in keys if key.status == "unknown"]:
         problems.append(f"config.json has keys that nothing here knows: {', '.join(unknown)}")
     for kind, words in (("refused", "tensors of the checkpoint are refused"), ("unfilled", "parameters stay unfilled")):
@@ -263,11 +271,12 @@ def _no_tensors_reason(
 def _memory(
     source: ModelSource,
     unquantized: JaxModule,
-    kinds: tuple[CacheKind, ...],
+    vllm_config: VllmConfig,
     memory: tuple[str, int],
-    max_context: int | None,
 ) -> Memory:
     name, nbytes = memory
+    mesh = make_mesh()
+    units = unit_bytes(on_devices(cache_specs(unquantized, vllm_config), mesh), vllm_config, mesh)
     weights = {}
     if source.tensors is not None:
         weights["as published"] = sum(info.nbytes for info in source.tensors.values())
@@ -277,8 +286,18 @@ def _memory(
         quantized = construct(_unquantized(source.config), source.config_path, rules)
         if quantized.model is not None:  # some layers' sizes do not allow it
             weights[quantization] = weight_bytes(quantized.model)
-    fits = (fit(width, size, kinds, nbytes, max_context or 2**20) for width, size in weights.items())
+    fits = (fit(width, size, vllm_config, units, nbytes) for width, size in weights.items())
     return Memory(name, nbytes, tuple(fits))
+
+
+def _sized(vllm_config: VllmConfig, max_context: int, cache_dtype: DTypeLike) -> VllmConfig:
+    """The configuration of a server with the limits that it has unless others are asked for."""
+    return dataclasses.replace(
+        vllm_config,
+        model_config=dataclasses.replace(vllm_config.model_config, max_model_len=max_context),
+        cache_config=CacheConfig(BLOCK_SIZE, cache_dtype),
+        scheduler_config=SchedulerConfig(DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_BATCHED_TOKENS),
+    )
 
 
 def _unquantized(values: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from jaxis.bringup.analyze.figures import cache_span, has_tied_head
 from jaxis.config import VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.execution.cache_specs import cache_specs
+from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
 from jaxis.layers.rope import RotaryEmbedding
 
@@ -78,8 +79,9 @@ class ModelFacts:
     def of(cls, model: JaxModule, vllm_config: VllmConfig) -> ModelFacts:
         """Collects the facts from an abstractly constructed model and its configuration."""
         layers: dict[str, tuple[tuple[int, ...], int]] = {}
+        known_as = checkpoint_names_of(model).name_in_checkpoint
         for name, param in named_parameters(model):
-            if match := _LAYER.search(name):
+            if match := _LAYER.search(known_as(name)):
                 shape, count = layers.get(match[2], (tuple(getattr(param.get_value(), "shape", ())), 0))
                 layers[match[2]] = shape, count + 1
         spans = Counter(cache_span(spec) for spec in cache_specs(model, vllm_config))

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.architecture import architectures_of
-from jaxis.config.dtype import checkpoint_dtype
+from jaxis.config.checkpoint_values import checkpoint_dtype
 from jaxis.config.hf_config import HFConfig, KeyUse
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.engine.settings import DEFAULT_DTYPE, DTYPES
@@ -17,7 +17,7 @@ from jaxis.errors import ConfigError
 from jaxis.layers.module import JaxModule
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.models.model_loader import construct_abstractly
-from jaxis.models.registry import supported_architectures
+from jaxis.models.registry import is_supported
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.rules import RuleQuantizationConfig
 
@@ -62,7 +62,7 @@ def construct(
     """
     config = HFConfig(values, source=source)
     try:
-        is_known = not set(architectures_of(config)).isdisjoint(supported_architectures())
+        is_known = is_supported(architectures_of(config))
     except ConfigError:  # names none
         is_known = False
     if not is_known:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.config import VllmConfig
-from jaxis.config.expert_counts import experts_per_token
+from jaxis.config.attention_span import AttentionSpan
+from jaxis.config.hf_config import experts_per_token
 from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
 from jaxis.engine.execution.cache_specs import cache_specs
+from jaxis.engine.execution.kv_cache import longest_context
 from jaxis.layers.indexer import IndexCacheSpec
-from jaxis.layers.kv_cache_spec import CacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec, StateCacheSpec
+from jaxis.layers.mla import LatentCacheSpec
 from jaxis.layers.module import JaxModule, named_parameters
-from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.layers.weight_bytes import logical_axes
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.parallel.mesh import EXPERT_AXES
@@ -129,7 +130,7 @@ def cache_kinds(model: JaxModule, vllm_config: VllmConfig, dtype: DTypeLike) -> 
         if isinstance(spec, StateCacheSpec):
             token_bytes = spec.slot_bytes(vllm_config.model_config.dtype)
         else:
-            token_bytes = math.prod(spec.shape(1, BLOCK_SIZE, dtype)) * np.dtype(dtype).itemsize // BLOCK_SIZE
+            token_bytes = spec.layout(BLOCK_SIZE, dtype).block_bytes // BLOCK_SIZE
         kinds.setdefault(cache_span(spec), []).append(token_bytes)
     return [CacheKind(kind, len(each), sum(each), tokens) for (kind, tokens), each in kinds.items()]
 
@@ -144,29 +145,28 @@ def cache_span(spec: CacheSpec | StateCacheSpec) -> tuple[str, int | None]:
         return "window", spec.span.sliding_window
     if spec.span.attention_chunk_size is not None:
         return "chunk", spec.span.attention_chunk_size
-    return "full" if spec.head_axis_name is not None else "latent", None
+    return "latent" if isinstance(spec, LatentCacheSpec) else "full", None
 
 
-def fit(weights: str, nbytes: int, kinds: Sequence[CacheKind], memory_bytes: int, max_context: int) -> Fit:
+def fit(
+    weights: str,
+    nbytes: int,
+    vllm_config: VllmConfig,
+    units: tuple[Mapping[AttentionSpan, int], int],
+    memory_bytes: int,
+) -> Fit:
     """How much context fits beside weights in `MEMORY_SHARE` of a memory.
 
     Args:
       weights: Their name.
       nbytes: Bytes of the weights.
-      kinds: The cache's layers.
+      vllm_config: Its sizes; `max_model_len` is the longest context.
+      units: Bytes of a block and of a slot, see `unit_bytes`.
       memory_bytes: Total bytes of the memory.
-      max_context: Most tokens of a sequence.
     """
-    left = int(memory_bytes * MEMORY_SHARE) - nbytes
-
-    def cache_bytes(tokens: int) -> int:
-        return sum(kind.bytes_per_token * min(tokens, kind.max_tokens or tokens) for kind in kinds)
-
-    low, high = 0, max_context
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if cache_bytes(middle) <= left else (low, middle - 1)
-    return Fit(weights, nbytes, low >= min(BLOCK_SIZE, max_context), max(0, low))
+    most = vllm_config.model_config.max_model_len
+    context = longest_context(vllm_config, units, int(memory_bytes * MEMORY_SHARE) - nbytes, most)
+    return Fit(weights, nbytes, context >= min(BLOCK_SIZE, most), context)
 
 
 def machine_memory() -> tuple[str, int]:

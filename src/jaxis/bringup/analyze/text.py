@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from jaxis.bringup.analyze.analysis import Analysis
+from jaxis.bringup.analyze.analysis import Analysis, KeyStatus
 from jaxis.bringup.analyze.axes import Axis
 from jaxis.bringup.analyze.figures import MEMORY_SHARE, Fit
 from jaxis.host.byte_size import human_bytes
 
 _STATUSES = ("unsupported", "unknown", "supported", "default", "neutral")
 _LONGEST_VALUE = 40
+_BLOCK_TYPES = "quantization_config.block_types."
 
 
 def analysis_text(analysis: Analysis, console: Console, *, verbose: bool = False) -> str:
@@ -94,11 +96,21 @@ def _key_rows(analysis: Analysis, *, verbose: bool) -> Iterable[tuple[str, Text 
         keys = [key for key in analysis.keys if key.status == status]
         if not keys:
             continue
-        shown = ", ".join(f"{key.key}={_short(key.value)}" for key in keys)
+        shown = ", ".join(_shown_keys(keys))
         if status == "neutral" and not verbose:
             shown = "cannot change logits"
         style = "red" if status in ("unsupported", "unknown") else ""
         yield f"{len(keys)} {status}", Text(shown, style=style)
+
+
+def _shown_keys(keys: Sequence[KeyStatus]) -> Iterator[str]:
+    """Each key with its value; of the tensors of a GGUF file, how many have each type of blocks."""
+    block_types = Counter(str(key.value) for key in keys if key.key.startswith(_BLOCK_TYPES))
+    if block_types:
+        yield f"{_BLOCK_TYPES[:-1]}: " + ", ".join(f"{count} x {name}" for name, count in block_types.most_common())
+    for key in keys:
+        if not key.key.startswith(_BLOCK_TYPES):
+            yield f"{key.key}={_short(key.value)}"
 
 
 def _short(value: object) -> str:

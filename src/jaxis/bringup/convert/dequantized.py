@@ -40,15 +40,15 @@ class DequantizedTensors:
 
     Attributes:
       total_bytes: Bytes of all of them.
-      num_widened: Tensors of the file that are made of blocks.
-      widened_bytes: Their bytes in the file, and as floats.
+      num_dequantized: Tensors of the file that are made of blocks.
+      dequantized_bytes: Their bytes in the file, and as floats.
     """
 
     def __init__(self, checkpoint: GGUFCheckpoint, dtype: np.dtype | None = None) -> None:
         self._checkpoint, self._dtype = checkpoint, dtype
         self._order = GATE_UP_ORDERS.get(checkpoint.architecture)
         self._is_bfloat16 = checkpoint.config["dtype"] == "bfloat16" and not self._has_blocks()
-        self.num_widened, self.widened_bytes = 0, (0, 0)
+        self.num_dequantized, self.dequantized_bytes = 0, (0, 0)
         self._tensors = dict(self._plan())
         self.total_bytes = sum(tensor.header.nbytes for tensor in self._tensors.values())
 
@@ -97,11 +97,11 @@ class DequantizedTensors:
 
     def _count(self, name: str) -> None:
         if self._checkpoint.block_type(name).dtype is None:
-            self.num_widened += 1
-            stored, floats = self.widened_bytes
+            self.num_dequantized += 1
+            stored, floats = self.dequantized_bytes
             elements = np.prod(self._shape(name), dtype=np.int64)
             itemsize = (self._dtype or _FLOAT32).itemsize
-            self.widened_bytes = (stored + self._checkpoint.info(name).nbytes, floats + int(elements) * itemsize)
+            self.dequantized_bytes = (stored + self._checkpoint.info(name).nbytes, floats + int(elements) * itemsize)
 
     def _single(self, name: str) -> _Tensor:
         dtype = self._dtype_of(name)

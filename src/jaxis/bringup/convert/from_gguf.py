@@ -65,11 +65,11 @@ def convert_from_gguf(
         tensors = DequantizedTensors(checkpoint, DTYPES[dtype])
         for assumption in checkpoint.assumptions:
             note(f"the file does not say, and config.json will: {assumption}")
-        if tensors.num_widened:
-            stored, floats = (nbytes / 1e6 for nbytes in tensors.widened_bytes)
+        if tensors.num_dequantized:
+            stored, floats = (nbytes / 1e6 for nbytes in tensors.dequantized_bytes)
             wide = "float32" if dtype == "auto" else dtype
             note(
-                f"{tensors.num_widened} quantized tensors of {stored:.1f} MB become {wide}, {floats:.1f} MB; "
+                f"{tensors.num_dequantized} quantized tensors of {stored:.1f} MB become {wide}, {floats:.1f} MB; "
                 f"{tensors.total_bytes / 1e6:.1f} MB will be written"
             )
         with partial_folder(destination, _fingerprint(source, dtype, max_shard_bytes)) as partial:

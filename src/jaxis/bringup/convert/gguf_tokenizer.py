@@ -11,11 +11,10 @@ from jaxis.bringup.convert.gguf_file import GGUFValue
 from jaxis.errors import CheckpointError
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.byte_level import SplitRules
+from jaxis.tokenizer.byte_level_files import SPLIT_RULES
 from jaxis.tokenizer.config import DEFAULT_TEMPLATE
 from jaxis.tokenizer.gguf import END_OF_TURN_TOKENS, SPECIAL_TOKEN_KEYS, gguf_tokenizer
-from jaxis.tokenizer.gguf_split_rules import SPLIT_RULES
-from jaxis.tokenizer.sentencepiece_backend import WORD_START, derive_merges
-from jaxis.tokenizer.sentencepiece_model import Piece, PieceType
+from jaxis.tokenizer.sentencepiece import WORD_START, Piece, PieceType, derive_merges
 
 _PREFIX = "tokenizer.ggml."
 _WHOLE = "tokenizer.huggingface.json"
@@ -264,7 +263,7 @@ def _template_keys(templates: Mapping[str, str]) -> dict[str, GGUFValue]:
 def _first_difference(
     tokenizer: Tokenizer, keys: Mapping[str, GGUFValue], architecture: str, source: str
 ) -> str | None:
-    """A text that the keys' tokenizer encodes to other tokens than the original; None if there seems to be none."""
+    """A string that the keys' tokenizer encodes to other tokens than the original; None if there seems to be none."""
     backend, config = gguf_tokenizer({**keys, "general.architecture": architecture}, source)
     back = Tokenizer(backend, config)
     added = [token["content"] for token in json.loads(tokenizer.to_json())["added_tokens"]]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jaxis.bringup.verify.compare import Gates
 from jaxis.bringup.verify.probe import Event, follow, record, values_error
 from jaxis.bringup.verify.recording import LOGITS, Recording
+from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
 
 
@@ -108,7 +109,8 @@ def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recordin
                 own_error=own_errors.get(name),
             )
             modules.append(comparison)
-    ours = {name for name, module in named_modules(model) if any(True for _ in named_parameters(module))}
+    known_as = checkpoint_names_of(model).name_in_checkpoint
+    ours = {known_as(name) for name, module in named_modules(model) if any(True for _ in named_parameters(module))}
     not_called = tuple(name for name in reference if name in ours and name not in calls)
     return LayersCheck(
         num_tokens=len(token_ids),

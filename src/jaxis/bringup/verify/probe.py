@@ -14,6 +14,7 @@ from jaxis.bringup.verify.compare import relative_error
 from jaxis.bringup.verify.recording import LOGITS, ChosenExperts, ModuleCall, Recording, Values, as_shape
 from jaxis.engine.execution.model_arrays import GenerativeModel
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.module import JaxModule, calls_observed, named_modules
 
 
@@ -22,7 +23,7 @@ class Event:
     """A module's call begins or ends, in the run that follows the reference.
 
     Attributes:
-      module: Dotted name.
+      module: Dotted name in the checkpoint.
       begins: True at the start of the call, with its input's `error`; False at the end, with its output's.
       error: Relative error; None if there is nothing to compare with.
     """
@@ -33,7 +34,7 @@ class Event:
 
 
 def record(model: JaxModule, token_ids: list[int]) -> Recording:
-    """Runs one sequence without a cache and records every module. The logits [T, V] come last, under LOGITS."""
+    """Runs one sequence without a cache; records modules by their names in the checkpoint, logits [T, V] as LOGITS."""
     calls: Recording = {}
 
     def observe(name: str, module: JaxModule, call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -83,7 +84,8 @@ def follow(model: JaxModule, token_ids: list[int], reference: Recording, tokens:
 def _run(model: JaxModule, token_ids: list[int], observe: Callable[..., Any]) -> np.ndarray:
     if not isinstance(model, GenerativeModel):
         raise TypeError(f"{type(model).__name__} has no compute_logits")
-    names = {id(module): name for name, module in reversed([*named_modules(model)])}
+    known_as = checkpoint_names_of(model).name_in_checkpoint
+    names = {id(module): known_as(name) for name, module in reversed([*named_modules(model)])}
     running: list[JaxModule] = []
 
     def observer(module: JaxModule, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from jaxis.bringup.verify.recording import LOGITS, ModuleCall, Recording, Values
-from jaxis.errors import ConfigError
+from jaxis.errors import ConfigError, JaxisError
 from jaxis.loading.checkpoint import Checkpoint
 
 INSTALL = "pip install 'jaxis[verify]'"
@@ -74,7 +74,8 @@ class Reference:
           ConfigError: The libraries are missing, or transformers does not know the architecture.
         """
         torch, _ = _libraries()
-        model = _model_class(config)[0](_config(config)).float().eval()
+        with _one_line_errors("construct the model"):
+            model = _model_class(config)[0](_config(config)).float().eval()
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
@@ -98,20 +99,21 @@ class Reference:
             infos = [checkpoint.info(name) for name in checkpoint.names()]
         free = MEMORY_SHARE * psutil.virtual_memory().available
         wide = 4 * sum(math.prod(info.shape) for info in infos)
-        narrow = sum(info.nbytes for info in infos)
+        stored = sum(info.nbytes for info in infos)
         options: dict[str, Any] = {}
         if (settings := _dequantizing(transformers, config)) is not None:
-            options["quantization_config"], narrow = settings, wide // 2
-        if min(wide, narrow) > free:
+            options["quantization_config"], stored = settings, wide // 2
+        if min(wide, stored) > free:
             raise ConfigError(
-                f"the reference needs {min(wide, narrow) / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free: "
+                f"the reference needs {min(wide, stored) / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free: "
                 "on a larger machine save its logits with --save-golden FILE, and compare here with --golden FILE"
             )
         is_wide = wide <= free
         options["dtype"] = torch.float32 if is_wide else "auto"
-        model = model_class.from_pretrained(folder, config=_config(config), attn_implementation="eager", **options)
+        with _one_line_errors("load the model"):
+            model = model_class.from_pretrained(folder, config=_config(config), attn_implementation="eager", **options)
         if not is_wide:
-            _widen_while_running(torch, model)
+            _upcast_while_running(torch, model)
         return cls(
             model.eval(), "float32" if is_wide else "the checkpoint's data type, each module upcast while it runs"
         )
@@ -126,7 +128,7 @@ class Reference:
         before = self._torch.get_num_threads()
         self._torch.set_num_threads(self._num_threads)
         try:
-            with self._torch.no_grad():
+            with self._torch.no_grad(), _one_line_errors("run the model"):
                 yield
         finally:
             self._torch.set_num_threads(before)
@@ -224,7 +226,23 @@ def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       ConfigError: The libraries are missing, or transformers does not know the architecture.
     """
-    return _config(config).to_dict()
+    with _one_line_errors("read the config"):
+        return _config(config).to_dict()
+
+
+@contextmanager
+def _one_line_errors(what: str) -> Iterator[None]:
+    """Reports whatever transformers raises at some task as an error of the reference, not as a fault of jaxis."""
+    try:
+        yield
+    except JaxisError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(
+            f"the reference, transformers, cannot {what}: {type(error).__name__}: {said}; compare with logits stored "
+            "elsewhere (--golden FILE)"
+        ) from error
 
 
 def _libraries() -> tuple[Any, Any]:
@@ -272,22 +290,22 @@ def _dequantizing(transformers: Any, config: Mapping[str, Any]) -> Any:
     return getattr(transformers, classes[method])(dequantize=True) if method in classes else None
 
 
-def _widen_while_running(torch: Any, model: Any) -> None:
+def _upcast_while_running(torch: Any, model: Any) -> None:
     """Makes each module with its own weights compute in float32: its weights are upcast during its call."""
 
-    def widen(module: Any, _: Any) -> None:
-        module.narrow = {parameter: parameter.data for parameter in module.parameters(recurse=False)}
-        for parameter, data in module.narrow.items():
+    def upcast(module: Any, _: Any) -> None:
+        module.stored = {parameter: parameter.data for parameter in module.parameters(recurse=False)}
+        for parameter, data in module.stored.items():
             parameter.data = data.float()
 
     def restore(module: Any, _: Any, __: Any) -> None:
-        for parameter, data in module.narrow.items():
+        for parameter, data in module.stored.items():
             parameter.data = data
-        del module.narrow
+        del module.stored
 
     for module in model.modules():
         if any(parameter.dtype != torch.float32 for parameter in module.parameters(recurse=False)):
-            module.register_forward_pre_hook(widen)
+            module.register_forward_pre_hook(upcast)
             module.register_forward_hook(restore)
 
 

@@ -13,8 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxis.config.hf_defaults import with_defaults
+from jaxis.config.architecture import architectures_of
+from jaxis.config.hf_config import HFConfig, with_defaults
 from jaxis.errors import ConfigError
+from jaxis.models.common.family import TinySizes
+from jaxis.models.registry import family_of
 
 LAYERS_OF_EACH_KIND = 2
 HIDDEN_SIZE = 64
@@ -26,25 +29,20 @@ ORIGINAL_MAX_POSITION_EMBEDDINGS = 128
 NUM_EXPERTS = 8
 NUM_GROUPS = 4
 
-# Different sizes for different dimensions, so that a mix-up shows. What is null, absent or 0 stays so.
+# Sizes that several families have; `Family.tiny` has the others. Different ones for different dimensions, so that a
+# mix-up shows. What is null, absent or 0 stays so.
 _SIZES = {
     "hidden_size": HIDDEN_SIZE,
     "intermediate_size": 96,
-    "intermediate_size_mlp": 112,
     "moe_intermediate_size": 48,
     "expert_hidden_dim": 48,
     "moe_shared_expert_intermediate_size": 48,
     "shared_expert_intermediate_size": 80,
-    "share_expert_dim": 80,
     "vocab_size": VOCAB_SIZE,
     "sliding_window": 11,
     "sliding_window_size": 11,
     "attention_chunk_size": 16,
     "max_position_embeddings": MAX_POSITION_EMBEDDINGS,
-    # Gemma 4: of full layers, and of the embeddings of each layer, whose root is exact in bfloat16, as it is published.
-    "global_head_dim": 48,
-    "hidden_size_per_layer_input": 16,
-    "vocab_size_per_layer_input": VOCAB_SIZE,
     # Latent attention.
     "q_lora_rank": 40,
     "kv_lora_rank": 32,
@@ -52,10 +50,6 @@ _SIZES = {
     "qk_rope_head_dim": 8,
     "qk_head_dim": 24,
     "v_head_dim": 12,
-    # An indexer: heads enough that no score is 0 in all of them, since equal scores may select differently.
-    "index_topk": 9,
-    "index_n_heads": 18,
-    "index_head_dim": 16,
     # Llama 4's temperature: positions per step.
     "floor_scale": 8,
     # The twin's scores and logits are smaller too.
@@ -88,10 +82,17 @@ def tiny_twin(config: Mapping[str, Any], complete: Mapping[str, Any] | None = No
     Raises:
       ConfigError: It does not give the number of layers or heads.
     """
+    try:
+        family = family_of(architectures_of(HFConfig(config))[0])
+    except ConfigError:  # names none
+        family = None
+    return _twin(config, complete or {}, family.tiny if family is not None else {})
+
+
+def _twin(config: Mapping[str, Any], complete: Mapping[str, Any], tiny: TinySizes) -> dict[str, Any]:
     twin = copy.deepcopy(with_defaults(config))
-    complete = {} if complete is None else complete
     if isinstance(text := twin.get("text_config"), dict):
-        twin["text_config"] = tiny_twin(text, complete.get("text_config"))
+        twin["text_config"] = _twin(text, complete.get("text_config") or {}, tiny)
         parts = {key for key, value in complete.items() if key.endswith("_config") and isinstance(value, Mapping)}
         for key in parts - {"text_config", "quantization_config"}:
             twin[key] = _smallest(complete[key])
@@ -108,11 +109,9 @@ def tiny_twin(config: Mapping[str, Any], complete: Mapping[str, Any] | None = No
     _select_layers(twin, complete)
     if attends:
         _shrink_heads(twin)
-    for key, size in _SIZES.items():
-        if twin.get(key):
-            twin[key] = size
-    if not attends:
-        _shrink_mamba(twin)
+    for key, size in (_SIZES | dict(tiny)).items():
+        if twin.get(key) and not isinstance(twin[key], str):
+            twin[key] = size(twin) if callable(size) else size
     _shrink_experts(twin)
     _shrink_rope(twin)
     return twin
@@ -151,39 +150,7 @@ def _shrink_heads(config: dict[str, Any]) -> None:
             config["rotary_dim"] = config["rotary_dim"] * config["head_dim"] // head_dim
     if num_kv_heads is not None:
         config["num_key_value_heads"] = NUM_HEADS if num_kv_heads == num_heads else 1 if num_kv_heads == 1 else 2
-    if config.get("num_global_key_value_heads") is not None:
-        config["num_global_key_value_heads"] = 1
-    if config.get("num_attention_groups") is not None:
-        config["num_attention_groups"] = 2
     config["num_attention_heads"] = NUM_HEADS
-    _shrink_heads_of_windows(config)
-
-
-def _shrink_mamba(config: dict[str, Any]) -> None:
-    """The sizes of a model whose layers all have a state, of which some follow from others."""
-    inner_size = config.get("expand", 2) * HIDDEN_SIZE
-    config["state_size"] = 24
-    # What Mamba has, and what Mamba2.
-    for key, size in {"intermediate_size": inner_size, "d_inner": inner_size, "d_model": HIDDEN_SIZE}.items():
-        if key in config:
-            config[key] = size
-    if config.get("time_step_rank"):
-        config["time_step_rank"] = 7
-    if config.get("num_heads"):
-        config["num_heads"], config["head_dim"] = inner_size // HEAD_DIM, HEAD_DIM
-        config["n_groups"] = 2 if config.get("n_groups", 8) > 1 else 1
-
-
-def _shrink_heads_of_windows(config: dict[str, Any]) -> None:
-    """Heads of layers with windows, where they have other numbers than those of the others."""
-    if config.get("swa_num_key_value_heads"):  # MiMo V2, whose reference takes their sizes from the other layers'
-        config["swa_num_attention_heads"] = NUM_HEADS
-        config["swa_num_key_value_heads"] = 2 * config["num_key_value_heads"]
-        config["swa_head_dim"], config["swa_v_head_dim"] = config["head_dim"], _SIZES["v_head_dim"]
-    if isinstance(other := config.get("attention_other_setting"), dict):  # Step 3.5
-        sizes = {"num_attention_heads": NUM_HEADS + 2, "num_attention_groups": 2, "head_dim": config.get("head_dim")}
-        sizes["true_head_dim"] = sizes["head_dim"]
-        config["attention_other_setting"] = other | {key: size for key, size in sizes.items() if key in other}
 
 
 def _shrink_experts(config: dict[str, Any]) -> None:
@@ -224,10 +191,10 @@ def _shrink_rope_settings(config: dict[str, Any], rope: dict[str, Any]) -> None:
             config["qk_rope_head_dim"] + config["qk_nope_head_dim"]
         )
     head_dim = config.get("head_dim") or HIDDEN_SIZE // NUM_HEADS
-    turned = int(head_dim * rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0))
+    rotated = int(head_dim * rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0))
     for key in ("short_factor", "long_factor"):
         if isinstance(factors := rope.get(key), list):
-            rope[key] = [factors[i * len(factors) // (turned // 2)] for i in range(turned // 2)]
+            rope[key] = [factors[i * len(factors) // (rotated // 2)] for i in range(rotated // 2)]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from jaxis.bringup.verify.check_layers import LayersCheck, check_layers
-from jaxis.bringup.verify.check_paths import PathCheck, check_paths
 from jaxis.bringup.verify.compare import GATES, Gates, LogitsComparison, VerifyDType, compare_logits
 from jaxis.bringup.verify.golden import Golden, PromptLogits, checkpoint_hashes
 from jaxis.bringup.verify.recording import Recording
@@ -26,11 +25,117 @@ from jaxis.bringup.verify.reference import Reference, complete_config
 from jaxis.bringup.verify.shrink import tiny_twin
 from jaxis.bringup.verify.source import Source, find_source
 from jaxis.config.hf_config import HFConfig
+from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.errors import ConfigError
 from jaxis.llm import LLM
 from jaxis.models.registry import model_class_of
 from jaxis.sampling_params import SamplingParams
 from jaxis.version import __version__
+
+# Checks that logits are the same on every path through the engine as for the whole sequence at once.
+
+
+CHUNK = 24  # tokens per step, for the paths that split prompts into chunks
+
+
+@dataclass(frozen=True)
+class PathCheck:
+    """One path through the engine, compared with the same tokens run at once without a cache.
+
+    Attributes:
+      path: Its name.
+      comparison: Over all tokens that it computed.
+      passed: Whether the differences are within the limits.
+    """
+
+    path: str
+    comparison: LogitsComparison
+    passed: bool
+
+
+@dataclass
+class _Computed:
+    """The logits that the engine computed for a prompt: position -> logits [V], the latest if computed twice."""
+
+    token_ids: list[int]
+    logits: dict[int, np.ndarray] = field(default_factory=dict)
+
+
+def check_paths(
+    llm: LLM, prompt: Sequence[int], others: Sequence[Sequence[int]], num_tokens: int, gates: Gates
+) -> list[PathCheck]:
+    """Runs prompts through the engine on each of its paths.
+
+    Args:
+      llm: Idle; its prefix cache is emptied.
+      prompt: Several blocks long.
+      others: Prompts to run alongside; none is a prefix of another.
+      num_tokens: Tokens to generate after each prompt.
+      gates: Those that apply to logits.
+    """
+    engine = llm._engine
+    checks = []
+
+    def check(path: str, computed: Sequence[_Computed], first: int = 0, last: int | None = None) -> None:
+        actual, expected = [], []
+        for sequence in computed:
+            whole = engine.runner.whole_logits(sequence.token_ids)
+            positions = [p for p in sorted(sequence.logits) if p >= first and (last is None or p < last)]
+            actual += [sequence.logits[position] for position in positions]
+            expected += [whole[position] for position in positions]
+        comparison = compare_logits(np.stack(actual), np.stack(expected))
+        checks.append(PathCheck(path, comparison, comparison.passes(gates)))
+
+    engine.reset()
+    alone = _run(llm, [prompt], num_tokens)
+    check("prefill", alone, last=len(prompt))
+    check("decode", alone, first=len(prompt))
+
+    halfway = len(prompt) // 2
+    forked = [*prompt[: halfway + 1], *others[0][: len(prompt) - halfway]]
+    # A recurrent state is kept where a prompt ends.
+    _run(llm, [prompt[: halfway + 1]], num_tokens)
+    check("prefix cache hit", _run(llm, [forked], num_tokens, cached=True))
+
+    for path, prompts in ((f"prefill in chunks of {CHUNK}", [prompt]), ("batch, in chunks", [prompt, *others])):
+        engine.reset()
+        for scheduler in engine.scheduler.ranks:
+            scheduler.max_num_batched_tokens = CHUNK
+        check(path, _run(llm, prompts, num_tokens))
+    engine.reset()
+    check("batch", _run(llm, [prompt, *others], num_tokens))
+    engine.reset()
+    return checks
+
+
+def _run(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int, *, cached: bool = False) -> list[_Computed]:
+    """Generates for the prompts together; `cached` asserts that some of each was in the prefix cache."""
+    steps: dict[tuple[int, ...], dict[int, np.ndarray]] = {tuple(prompt): {} for prompt in prompts}
+
+    def record(output: SchedulerOutput, logits: np.ndarray) -> None:
+        row = 0
+        for entry in output.scheduled:
+            rows = steps[tuple(entry.sequence.prompt_token_ids)]
+            for position in range(entry.start, entry.start + entry.num_tokens):
+                rows[position] = logits[row]
+                row += 1
+
+    runner = llm._engine.runner
+    runner.on_step_logits = record
+    try:
+        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        outputs = llm.generate([list(prompt) for prompt in prompts], params, progress=False)
+    finally:
+        runner.on_step_logits = None
+    results = []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert not cached or output.num_cached_tokens
+        token_ids = [*prompt, *output.outputs[0].token_ids]
+        rows = steps[tuple(prompt)]
+        # The engine runs one step past the end; the last token itself is not run.
+        results.append(_Computed(token_ids, {p: rows[p] for p in rows if p < len(token_ids) - 1}))
+    return results
+
 
 PROMPT_LENGTHS = (1, 17, 500)
 LONGEST_REACH = 4608  # tokens; caps prompts longer than a window: the reference's scores are quadratic
@@ -176,7 +281,7 @@ def verify(
         if recording is not None:
             on_stage("comparing layers")
             runner = llm._engine.runner
-            with jax.set_mesh(runner.executor.mesh):
+            with jax.set_mesh(runner.executor.stages[-1].context.mesh):
                 layers = check_layers(runner.model, layers_prompt, recording, gates)
         on_stage("comparing logits")
         logits = _check_logits(llm, answers, gates)

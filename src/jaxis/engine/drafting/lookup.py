@@ -2,7 +2,7 @@
 
 The longest end of the text that occurred before is found, and the tokens that followed it there are the draft. Of
 equally long occurrences, the latest counts. The method is that of transformers' prompt lookup and vLLM's "ngram".
-Beyond it, a text that leaves what it copies, as an edit does, is expected to return close to where it left.
+Beyond it, a sequence that leaves what it copies, as an edit does, is expected to return close to where it left.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from collections.abc import Sequence as AbstractSequence
 
 import numpy as np
 
-from jaxis.engine.drafting.drafter import DraftRequest
-from jaxis.engine.drafting.run_filter import RunFilter
+from jaxis.engine.drafting.speculation import Drafter, DraftRequest
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 
 # A copy that was left goes on after an edit: for so many tokens, a shorter match counts if it is where the copy would
 # be, give or take so many places.
 MAX_EDIT_TOKENS = 16
 MAX_EDIT_SHIFT = 8
+# Tokens of the runs that are known to have occurred, at most.
+_RUN_LENGTH = 3
 
 
-class LookupDrafter:
-    """Guesses that a text goes on as it did before.
+class LookupDrafter(Drafter):
+    """Guesses that a sequence goes on as it did before.
 
     Args:
       min_match: Fewest tokens at the text's end that must have occurred before.
@@ -54,7 +55,7 @@ class LookupDrafter:
     def _text(self, sequence: Sequence) -> LookupText:
         text = self._texts.get(sequence.seq_id)
         if text is None:
-            text = LookupText(sequence, self._max_match)
+            text = LookupText(sequence, min(self._min_match, _RUN_LENGTH), self._max_match)
             self._texts[sequence.seq_id] = text
         return text
 
@@ -67,13 +68,14 @@ class LookupText:
 
     Args:
       sequence: With its prompt and prediction.
+      run_length: Where the text's last tokens, so many, did not occur before, nothing is looked for.
       max_match: Most tokens that are looked for.
     """
 
-    def __init__(self, sequence: Sequence, max_match: int) -> None:
+    def __init__(self, sequence: Sequence, run_length: int, max_match: int) -> None:
         self.is_from_prediction = False
         prompt, prediction = sequence.prompt_token_ids, sequence.prediction_token_ids
-        tokens = prompt
+        tokens = list(prompt)
         self._prediction_start = self._prediction_stop = len(prompt)
         if prediction:
             # The output begins where the prediction does, behind the prompt: so the prompt's end comes before both.
@@ -81,8 +83,10 @@ class LookupText:
             self._prediction_stop += len(prediction)
         self._tokens = np.asarray(tokens, np.int32)  # and, behind them, room
         self._num_fixed = self._num_tokens = len(tokens)
-        self._runs = RunFilter(self._tokens)
-        self._num_in_filter = 0
+        # All runs of tokens but the newest one, which is compared with those before it.
+        self._runs = set(zip(*(tokens[i:] for i in range(run_length)), strict=False))
+        self._newest_run = tuple(tokens[-run_length:])
+        self._num_in_runs = 0
         # The text was a copy of what is at the first of these places up to the second one; before there was any, 0.
         self._copied_from = self._copied_to = 0
 
@@ -98,7 +102,7 @@ class LookupText:
           limit: Most tokens to guess.
         """
         # Without numpy, until there is something to look for.
-        is_new = self._ends_in_new_run(output_token_ids) and min_match >= RunFilter.LENGTH
+        is_new = self._ends_in_new_run(output_token_ids)
         if is_new and self._copied_to == 0:
             return []
         self._follow(output_token_ids)
@@ -129,19 +133,20 @@ class LookupText:
         stop = self._prediction_stop if self.is_from_prediction else self._num_tokens
         found = tokens[start : min(start + limit, stop)].tolist()
         if stop == self._num_tokens:
-            # A text that repeats itself goes on doing so: what follows its end is what is guessed to.
+            # A sequence that repeats itself goes on doing so: what follows its end is what is guessed to.
             while len(found) < limit:
                 found += found[: limit - len(found)]
         return found
 
     def _ends_in_new_run(self, output_token_ids: AbstractSequence[int]) -> bool:
-        """Whether the text's last tokens, as many as the filter looks at, did not occur before."""
-        self._runs.extend(output_token_ids[self._num_in_filter :])
-        self._num_in_filter = len(output_token_ids)
-        if self._runs.is_full:
-            self._follow(output_token_ids)
-            self._runs = RunFilter(self._tokens[: self._num_tokens])
-        return not self._runs.may_have_occurred()
+        """Whether the text's last tokens, as many as runs have, did not occur before."""
+        is_new = False
+        for token_id in output_token_ids[self._num_in_runs :]:
+            self._runs.add(self._newest_run)
+            self._newest_run = (*self._newest_run[1:], token_id)
+            is_new = self._newest_run not in self._runs
+        self._num_in_runs = len(output_token_ids)
+        return is_new
 
     def _follow(self, output_token_ids: AbstractSequence[int]) -> None:
         new = output_token_ids[self._num_tokens - self._num_fixed :]

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxis.config.speculative import LAYER_METHODS, SpeculativeConfig
-from jaxis.engine.drafting.draft_budget import DraftBudget
+from jaxis.engine.drafting.chooser import DraftChooser
 from jaxis.engine.drafting.draft_layers import DraftLayers
-from jaxis.engine.drafting.draft_length import DraftLengths
-from jaxis.engine.drafting.drafter import Drafter
-from jaxis.engine.drafting.layer_lengths import LayerLengths
-from jaxis.engine.drafting.layer_speculation import LayerSpeculation
 from jaxis.engine.drafting.lookup import LookupDrafter
-from jaxis.engine.drafting.speculation import Speculation
+from jaxis.engine.drafting.speculation import Drafter, NoSpeculation, Speculation
 from jaxis.engine.drafting.suffix import SuffixDrafter
+from jaxis.engine.execution.draft_program import DraftKey
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.scheduling.sequence import Sequence
-from jaxis.kernels.ragged_paged_attention.cpu import CACHE_AXES
-from jaxis.models.common.interfaces import DraftsBlocks, draft_of
+from jaxis.kernels.paged_cache import PagedCache
 
 # What compiling the programs of a size of step takes, about.
 COMPILE_SECONDS = 1.0
@@ -27,8 +23,8 @@ LEAST_STEP_SECONDS = 0.005
 
 def make_speculation(
     config: SpeculativeConfig | None, runner: Runner, extend_blocks: Callable[[Sequence, int, int], bool]
-) -> Speculation | LayerSpeculation | None:
-    """What makes drafts as configured; None if nothing does.
+) -> NoSpeculation:
+    """What makes drafts as configured.
 
     Args:
       config: As the user asked for it; None: n-gram lookup where it is on by default.
@@ -41,28 +37,29 @@ def make_speculation(
         config, compile_seconds = SpeculativeConfig("ngram"), COMPILE_SECONDS
         least_step_seconds = LEAST_STEP_SECONDS
     if config is None or config.num_speculative_tokens == 0:
-        return None
-    if config.method in LAYER_METHODS:
-        return _layer_speculation(config, runner, extend_blocks)
+        return NoSpeculation()
     num_ranks = runner.num_ranks
 
     def of_a_rank(num_tokens: int) -> int:
         """Of the tokens of a step of all data ranks, a rank's: sequences are spread over them."""
         return -(-num_tokens // num_ranks)
 
-    lengths = DraftLengths(
+    def programs(num_running: int, num_tokens: int) -> list[DraftKey]:
+        return drafter.programs(num_running, num_tokens) if isinstance(drafter, DraftLayers) else []
+
+    drafter = _drafter(config, runner, extend_blocks)
+    chooser = DraftChooser(
         lambda num_tokens: num_ranks * runner.step_shape(of_a_rank(num_tokens)).num_tokens,
-        lambda num_tokens, starts: runner.can_draft(of_a_rank(num_tokens), starts=starts),
+        lambda num_running, num_tokens, starts: runner.can_draft(
+            of_a_rank(num_tokens), *programs(num_running, num_tokens), starts=starts
+        ),
         num_ranks * runner.vllm_config.scheduler_config.max_num_batched_tokens,
         config.most_drafts,
-        compile_seconds,
+        takes_time=drafter.takes_time,
+        compile_seconds=compile_seconds,
+        least_step_seconds=least_step_seconds,
     )
-    return Speculation(
-        _drafter(config),
-        lengths,
-        max_drafts=config.num_speculative_tokens,
-        budget=DraftBudget(least_step_seconds),
-    )
+    return Speculation(drafter, chooser, max_drafts=config.num_speculative_tokens)
 
 
 def is_on_by_default(runner: Runner) -> bool:
@@ -71,35 +68,19 @@ def is_on_by_default(runner: Runner) -> bool:
     That is on one CPU device, with native kernels for the attention of all layers. Layers with recurrent states would
     need slots for drafts, of which there would be fewer for sequences.
     """
-    executor = runner.executor
+    executor = runner.executor.stages[-1]
     return (
         executor.is_native
         and runner.num_stages == 1
-        and executor.mesh.size == 1
+        and executor.context.mesh.size == 1
         and runner.num_state_slots is None
-        and all(not isinstance(struct, tuple) and len(struct.shape) == CACHE_AXES for struct in executor.plan.structs)
+        and all(isinstance(cache, PagedCache) and cache.layout.kernels == "native" for cache in executor.plan.structs)
     )
 
 
-def _layer_speculation(
-    config: SpeculativeConfig, runner: Runner, extend_blocks: Callable[[Sequence, int, int], bool]
-) -> LayerSpeculation:
-    max_drafts = config.num_speculative_tokens
-    draft = draft_of(runner.model)
-    if isinstance(draft, DraftsBlocks):
-        max_drafts = min(max_drafts, draft.block_size - 1)
-    drafter = DraftLayers(runner, max_drafts, extend_blocks)
-    lengths = LayerLengths(
-        lambda num_tokens: runner.step_shape(num_tokens).num_tokens,
-        lambda num_running, num_tokens: runner.can_draft(num_tokens, *drafter.programs(num_running, num_tokens)),
-        runner.vllm_config.scheduler_config.max_num_batched_tokens,
-        config.most_drafts,
-    )
-    drafter.may_catch_up = lengths.may_catch_up
-    return LayerSpeculation(drafter, lengths, max_drafts=max_drafts)
-
-
-def _drafter(config: SpeculativeConfig) -> Drafter:
+def _drafter(config: SpeculativeConfig, runner: Runner, extend_blocks: Callable[[Sequence, int, int], bool]) -> Drafter:
+    if config.method in LAYER_METHODS:
+        return DraftLayers(runner, config.num_speculative_tokens, extend_blocks)
     if config.method == "suffix":
         return SuffixDrafter(
             config.suffix_decoding_max_tree_depth,

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxis.engine.execution.compiler_options import compiler_options
-from jaxis.engine.execution.kv_cache import CacheStruct
-from jaxis.engine.execution.rank_programs import RankPrograms
+from jaxis.engine.execution.device_state import DeviceState
+from jaxis.engine.execution.kv_cache import CachePlan
+from jaxis.engine.execution.program_context import ProgramContext, jit, shardings_of
+from jaxis.engine.execution.program_key import Compiled, RunsOn
 from jaxis.kernels.platform import target_platform
 
 BLOCKS_PER_CALL = (64, 16, 4, 1)
-"""How many blocks a call copies: few numbers, so that few programs are compiled."""
+"""Numbers of blocks that a call may copy: few, so that few programs are compiled."""
 
 
 @dataclass(frozen=True)
 class SaveKey:
-    """Program: n blocks of a group of layers.
+    """A copy of n blocks of a group of layers, as they are after the calls so far.
 
     (caches of the group, block ids i32 [n]) -> for each array of the caches, [n, ...]. Each data rank copies n blocks
     of its own; all ranks' lie one after the other.
@@ -29,10 +32,38 @@ class SaveKey:
     group: int
     num_blocks: int
 
+    runs_on = RunsOn.EACH_STAGE
+    description = "a copy of blocks"
+    num_tokens = 0
+    result_tree = None
+
+    def lower(self, context: ProgramContext) -> jax.stages.Lowered:
+        """See `ProgramKey`."""
+        caches = [context.caches[layer] for layer in context.layers_of_group(self.group)]
+        operands = (caches, context.ranks.struct((self.num_blocks,), jnp.int32))
+        return _lower(context, _save, operands)
+
+    def run(self, program: Compiled, state: DeviceState, block_ids: np.ndarray) -> list[Any]:
+        """See `ProgramKey`.
+
+        Args:
+          program: The compiled program.
+          state: Has the caches.
+          block_ids: int32 [D * n], n of each data rank.
+
+        Returns:
+          For each array of the group's caches, [D * n, ...].
+        """
+        saved = program([state.caches[i] for i in state.context.layers_of_group(self.group)], block_ids)
+        if not state.context.is_on_host:
+            for array in jax.tree.leaves(saved):
+                array.copy_to_host_async()
+        return saved
+
 
 @dataclass(frozen=True)
 class LoadKey:
-    """Program: n blocks of a group of layers are overwritten; none for an id that no block has.
+    """Copies into n blocks of a group of layers, for later calls to read; copies nothing for an id that no block has.
 
     (caches of the group, block ids i32 [n], for each array of the caches [n, ...]) -> caches. The caches are donated.
     Of several data ranks, as for a SaveKey.
@@ -41,58 +72,44 @@ class LoadKey:
     group: int
     num_blocks: int
 
+    runs_on = RunsOn.EACH_STAGE
+    description = "a copy of blocks"
+    num_tokens = 0
+    result_tree = None
 
-class BlockPrograms:
-    """Traces and compiles these programs for the caches of a model.
+    def lower(self, context: ProgramContext) -> jax.stages.Lowered:
+        """See `ProgramKey`."""
+        caches = [context.caches[layer] for layer in context.layers_of_group(self.group)]
+        blocks = block_structs(caches, context.ranks.num_ranks * self.num_blocks)
+        operands = (caches, context.ranks.struct((self.num_blocks,), jnp.int32), blocks)
+        return _lower(context, _load, operands, donate_argnums=0)
 
-    Attributes:
-      ranks: The data ranks of the mesh.
+    def run(self, program: Compiled, state: DeviceState, block_ids: np.ndarray, blocks: Iterator[Any]) -> None:
+        """See `ProgramKey`.
 
-    Args:
-      caches: The shapes and shardings of the layers' caches.
-      layer_groups: The group of each.
-      mesh: Their devices.
-    """
+        Args:
+          program: The compiled program.
+          state: Has the caches.
+          block_ids: int32 [D * n], n of each data rank; an id that no block has where there is nothing to copy.
+          blocks: What `SaveKey.run` returns, of all pipeline stages; each stage takes its own from the front.
+        """
+        layers = state.context.layers_of_group(self.group)
+        own = list(itertools.islice(blocks, len(layers)))
+        for i, cache in zip(layers, program([state.caches[i] for i in layers], block_ids, own), strict=True):
+            state.caches[i] = cache
 
-    def __init__(self, caches: Sequence[CacheStruct], layer_groups: Sequence[int], mesh: jax.sharding.Mesh) -> None:
-        self._caches = list(caches)
-        self._mesh = mesh
-        self.ranks = RankPrograms(mesh)
-        self._layers: dict[int, list[int]] = {}
-        for layer, group in enumerate(layer_groups):
-            self._layers.setdefault(group, []).append(layer)
 
-    @property
-    def groups(self) -> range:
-        """The groups' numbers."""
-        return range(len(self._layers))
+def group_structs(plan: CachePlan, group: int, num_rows: int) -> list[Any]:
+    """What `LoadKey.run` takes for a group of layers: arrays, or tuples of them, of `num_rows` blocks."""
+    caches = [cache for cache, number in zip(plan.structs, plan.layer_groups, strict=True) if number == group]
+    return block_structs(caches, num_rows)
 
-    def layers(self, group: int) -> list[int]:
-        """The indices of a group's layers among those that cache; a pipeline stage may have none of them."""
-        return self._layers.get(group, [])
 
-    def block_structs(self, group: int, num_blocks: int) -> list[Any]:
-        """What a program copies, [n, ...] of each data rank for each array of the group's caches."""
-        num_rows = self.ranks.num_ranks * num_blocks
-
-        def struct(cache: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((num_rows, *cache.shape[1:]), cache.dtype, sharding=cache.sharding)
-
-        return jax.tree.map(struct, [self._caches[layer] for layer in self.layers(group)])
-
-    def compile(self, key: Hashable) -> jax.stages.Compiled:
-        """The compiled program of a key. May be called from several threads."""
-        assert isinstance(key, SaveKey | LoadKey)
-        caches = [self._caches[layer] for layer in self.layers(key.group)]
-        shardings = jax.tree.map(lambda cache: cache.sharding, caches)
-        blocks = self.block_structs(key.group, key.num_blocks)
-        ids = self.ranks.struct((key.num_blocks,), jnp.int32)
-        operands = (caches, ids) if isinstance(key, SaveKey) else (caches, ids, blocks)
-        function = self.ranks.over_ranks(_save if isinstance(key, SaveKey) else _load, operands, shardings)
-        donated = () if isinstance(key, SaveKey) else 0
-        with jax.set_mesh(self._mesh):
-            jitted = jax.jit(function, donate_argnums=donated, out_shardings=shardings, compiler_options=_options())
-            return jitted.lower(*operands).compile()
+def block_structs(caches: list[Any], num_rows: int) -> list[Any]:
+    """For each array of these caches, `num_rows` of its blocks."""
+    return jax.tree.map(
+        lambda cache: jax.ShapeDtypeStruct((num_rows, *cache.shape[1:]), cache.dtype, sharding=cache.sharding), caches
+    )
 
 
 def _save(caches: list[Any], block_ids: jax.Array) -> list[Any]:
@@ -105,8 +122,12 @@ def _load(caches: list[Any], block_ids: jax.Array, blocks: list[Any]) -> list[An
     )
 
 
-def _options() -> dict[str, Any] | None:
-    if target_platform() != "cpu":
-        return compiler_options()
-    # Nothing is computed. With this pass, XLA would scatter by converting the whole cache to float32 and back.
-    return {"xla_disable_hlo_passes": "float-normalization-bf16"}
+def _lower(context: ProgramContext, function: Callable[..., Any], operands: Any, **options: Any) -> jax.stages.Lowered:
+    """Lowers a function whose results are like its first operand, the caches."""
+    shardings = shardings_of(operands[0])
+    if target_platform() == "cpu":
+        # Nothing is computed. With this pass, XLA would scatter by converting the whole cache to float32 and back.
+        options["compiler_options"] = {"xla_disable_hlo_passes": "float-normalization-bf16"}
+    return jit(context.ranks.over_ranks(function, operands, shardings), out_shardings=shardings, **options).lower(
+        *operands
+    )

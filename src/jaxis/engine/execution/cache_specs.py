@@ -1,13 +1,12 @@
-"""What the layers of a model keep of a sequence: one spec for each that caches."""
+"""What the layers of a model keep of a sequence: one spec for each layer that caches."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from jaxis.errors import ConfigError
-from jaxis.layers.kv_cache_spec import CacheSpec, HasCache, KVCacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec, HasCache, HasState, KVCacheSpec, StateCacheSpec
 from jaxis.layers.module import named_modules
-from jaxis.layers.state_cache_spec import HasState, StateCacheSpec
 from jaxis.models.common.interfaces import DRAFT_PREFIX, draft_of
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec | S
 
 
 def own_cache_specs(model: JaxModule) -> list[CacheSpec | StateCacheSpec]:
-    """One spec for each of jaxis's modules that cache, in their order; those of layers that draft tokens come last."""
+    """One spec for each of jaxis's modules that cache, in their order; specs of layers that draft tokens come last."""
     specs: list[CacheSpec | StateCacheSpec] = []
     for _, module in sorted(named_modules(model), key=lambda named: named[0].startswith(DRAFT_PREFIX)):
         if isinstance(module, HasCache):
@@ -44,7 +43,8 @@ def num_draft_caches(model: JaxModule) -> int:
     """How many of `cache_specs`, the last ones, are those of the layers that draft tokens for the model.
 
     Raises:
-      ConfigError: Some of them have a recurrent state, which nobody rolls back when their drafts are wrong.
+      ConfigError: Some of the drafting layers have a recurrent state, which cannot be rolled back when the layers'
+        drafts are wrong.
     """
     layers = draft_of(model)
     if layers is None:

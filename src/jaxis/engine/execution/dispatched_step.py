@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxis.engine.execution.sampler import SamplerOutput
+from jaxis.engine.execution.sampler import INVALID_TOKEN_ID, SamplerOutput
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
-from jaxis.engine.execution.step_inputs import StepShape
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
-from jaxis.engine.scheduling.sequence import SequenceId
+from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 
 if TYPE_CHECKING:
     import jax
@@ -35,7 +35,7 @@ class DispatchedStep:
 
     output: SchedulerOutput
     sampled: SamplerOutput | None
-    prompt_logprobs: Sequence[tuple[int, TokenLogprobs[np.ndarray]]]
+    prompt_logprobs: AbstractSequence[tuple[int, TokenLogprobs[np.ndarray]]]
 
     def token_ids(self) -> list[list[int]]:
         """Each entry's sampled tokens, [num_rows] (meaningless where it does not sample); waits for the device."""
@@ -47,6 +47,24 @@ class DispatchedStep:
             return [[token_id] for token_id in token_ids]
         rows = iter(token_ids)
         return [list(itertools.islice(rows, entry.num_rows)) for entry in scheduled]
+
+    def new_token_ids(self) -> tuple[list[AbstractSequence[int]], list[Sequence]]:
+        """The tokens that each entry's sequence goes on with, and the sequences for which none could be sampled."""
+        found: list[AbstractSequence[int]] = []
+        failed = []
+        for entry, sampled in zip(self.output.scheduled, self.token_ids(), strict=True):
+            token_ids = entry.accepted(sampled)
+            if INVALID_TOKEN_ID in token_ids:
+                token_ids = token_ids[: token_ids.index(INVALID_TOKEN_ID)]
+                failed += [entry.sequence] if entry.samples else []
+            found.append(token_ids)
+        return found, failed
+
+    def first_rows(self) -> dict[SequenceId, int]:
+        """The first of each sequence's rows among those of `logprobs`."""
+        scheduled = self.output.scheduled
+        rows = itertools.accumulate((entry.num_rows for entry in scheduled), initial=0)
+        return {entry.sequence.seq_id: row for entry, row in zip(scheduled, rows, strict=False)}
 
     def logprobs(self) -> TokenLogprobs[np.ndarray] | None:
         """The sampled tokens' log-probabilities as numpy arrays, in their order, if any sequence wants them."""
@@ -74,7 +92,7 @@ class ForwardedStep:
     """
 
     output: SchedulerOutput
-    prompt_logprobs: Sequence[tuple[int, TokenLogprobs[np.ndarray]]]
+    prompt_logprobs: AbstractSequence[tuple[int, TokenLogprobs[np.ndarray]]]
     run_sampler: Callable[[SamplingStates], SamplerOutput]
 
     def sample(self, sampling: SamplingStates) -> DispatchedStep:
@@ -87,22 +105,3 @@ class ForwardedStep:
         if any(entry.samples for entry in self.output.scheduled):
             sampled = self.run_sampler(sampling)
         return DispatchedStep(self.output, sampled, self.prompt_logprobs)
-
-
-class UndraftedStep(NamedTuple):
-    """A step that was dispatched, and that the layers that draft tokens have not seen yet.
-
-    Attributes:
-      output: What was scheduled.
-      shape: What it was padded to.
-      packed: What the model was called with.
-      states: What the layers take of the rows that are sampled from; see `Executor.sampled_states`.
-      states_before: For a chain of L layers, the same of the L - 1 rows before each of these S, each [(L - 1) * S, E]:
-        first of those one row before. Else empty, as after a step of one row.
-    """
-
-    output: SchedulerOutput
-    shape: StepShape
-    packed: np.ndarray
-    states: list[jax.Array]
-    states_before: list[jax.Array]

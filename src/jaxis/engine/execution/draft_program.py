@@ -1,8 +1,8 @@
 """The program that drafts tokens on the devices: a step's tokens through the draft layers, then draft after draft.
 
 Draft layers see every token that the target computes, in the same places of caches of their own. The first draft
-follows from the step's own hidden states; each of the others from the draft before, whose keys and values lie where the
-next step's will.
+follows from the step's own hidden states; each later draft follows from the draft before it, whose keys and values are
+written where the next step's will be.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxis.engine.execution.device_state import DeviceState
+from jaxis.engine.execution.program_context import ProgramContext, jit, shardings_of
+from jaxis.engine.execution.program_key import Compiled, RunsOn
 from jaxis.engine.execution.step_inputs import StepShape, unpack_step
 from jaxis.engine.scheduling.sequence import BlockTable
 from jaxis.kernels.sampling import argmax
@@ -25,28 +28,81 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 
 @dataclass(frozen=True)
 class DraftKey:
-    """Program: the draft layers over a step, and drafts of some of its sequences, as many as the packed drafting says.
+    """The draft layers over a step, and drafts of some of its sequences, as many as the packed drafting says.
 
-    (arrays, draft caches, hidden states [T, E], auxiliary hidden states, packed step, packed drafting) -> (draft
-    caches, drafts i32 [N, num_drafts]). The caches are donated.
+    (arrays, draft caches, hidden states [T, E], auxiliary hidden states, last tokens i32 [max R], packed step, packed
+    drafting) -> (draft caches, drafts i32 [N, num_drafts]). The caches are donated.
 
     Attributes:
       shape: Of the step.
       num_rows: N, at least as many as sequences that draft; 0 if none does.
-      num_drafts: Most tokens to draft for each of them.
-      num_layers: Layers of a chain (`DraftsByChain`), each of which reads other tokens in the step's rows.
+      num_drafts: Most tokens to draft for each sequence.
     """
 
     shape: StepShape
     num_rows: int
     num_drafts: int
-    num_layers: int = 1
+
+    runs_on = RunsOn.LAST_STAGE
+    description = "drafts"
+    result_tree = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """See `ProgramKey`."""
+        return self.shape.num_tokens
+
+    def lower(self, context: ProgramContext) -> jax.stages.Lowered:
+        """See `ProgramKey`."""
+
+        def run(
+            arrays: list[jax.Array],
+            caches: list[Any],
+            hidden: jax.Array,
+            aux: list[jax.Array],
+            last_tokens: jax.Array,
+            packed_step: jax.Array,
+            packed: jax.Array,
+        ) -> tuple[list[Any], jax.Array]:
+            model = context.model.merge(arrays)
+            return draft(self, model, caches, hidden, aux, last_tokens, packed_step, packed)
+
+        decoder = cast(Any, context.model.model).decoder
+        hidden = context.hidden_struct(self.num_tokens)
+        shardings = (shardings_of(context.draft_caches), context.replicated)
+        return jit(run, donate_argnums=1, out_shardings=shardings).lower(
+            context.model.arrays,
+            context.draft_caches,
+            hidden,
+            [hidden] * len(decoder.aux_hidden_state_layers),
+            context.int32(context.max_num_seqs),
+            context.int32(self.shape.packed_size),
+            context.int32(self.packed_size),
+        )
+
+    def run(self, program: Compiled, state: DeviceState, packed_step: np.ndarray, packed: np.ndarray) -> jax.Array:
+        """See `ProgramKey`.
+
+        Args:
+          program: The compiled program.
+          state: Has the caches, and what the step that was dispatched last has left.
+          packed_step: That step, by `pack_step`.
+          packed: By `pack_drafting`.
+
+        Returns:
+          The drafts, i32 [N, num_drafts].
+        """
+        given = state.hidden, list(state.aux), state.last_tokens
+        model_caches = state.model_caches
+        caches, drafts = program(state.context.model.arrays, state.draft_caches, *given, packed_step, packed)
+        state.caches = [*model_caches, *caches]
+        return drafts
 
     @functools.cached_property
     def fields(self) -> dict[str, slice]:
         """Where each field of a `Drafting` lies in the packed vector."""
         sizes = {
-            "token_ids": self.num_layers * self.shape.num_tokens,
+            "token_ids": self.shape.num_tokens,
             "num_sequences": 1,
             "length": 1,
             "rows": self.num_rows,
@@ -73,9 +129,9 @@ class DraftedSequence(NamedTuple):
     """A sequence to draft for.
 
     Attributes:
-      row: Of the step: that of the token before the sequence's newest one.
+      row: The step's row of the token before the sequence's newest token.
       newest_id: The newest token.
-      position: That of the newest token.
+      position: The position of the newest token.
       block_tables: The sequence's blocks, for its tokens and the drafts, in each group of layers.
     """
 
@@ -86,22 +142,21 @@ class DraftedSequence(NamedTuple):
 
 
 def pack_drafting(
-    key: DraftKey, token_ids: Sequence[int], sequences: Sequence[DraftedSequence] = (), length: int | None = None
+    key: DraftKey, token_ids: Sequence[int], sequences: Sequence[DraftedSequence], length: int
 ) -> np.ndarray:
     """What the program needs beside the packed step, as one int32 vector.
 
     Args:
       key: The program.
-      token_ids: What the draft layers read in the step's rows; of a chain, T for each layer.
+      token_ids: What the draft layers read in the step's rows: -1 - i for the i-th token that the step has sampled.
       sequences: At most N.
-      length: Tokens to draft for each of them, at least 1; None: all. What the program returns for those behind them
-        means nothing.
+      length: Tokens to draft for each sequence. What the program returns beyond them is meaningless.
     """
     packed = np.zeros(key.packed_size, np.int32)
     values = {
         "token_ids": token_ids,
         "num_sequences": [len(sequences)],
-        "length": [key.num_drafts if length is None else length],
+        "length": [length],
         "rows": [each.row for each in sequences],
         "newest_ids": [each.newest_id for each in sequences],
         "positions": [each.position for each in sequences],
@@ -126,6 +181,7 @@ def draft(
     caches: list[Any],
     hidden_states: jax.Array,
     aux_hidden_states: Sequence[jax.Array],
+    last_tokens: jax.Array,
     packed_step: jax.Array,
     packed: jax.Array,
 ) -> tuple[list[Any], jax.Array]:
@@ -134,18 +190,23 @@ def draft(
     Args:
       key: The program.
       model: The target, whose `draft` has the layers.
-      caches: Theirs.
+      caches: The draft layers' caches.
       hidden_states: [T, E], after the target's final norm.
       aux_hidden_states: Those of `DecoderModel.aux_hidden_state_layers`.
+      last_tokens: i32 [max R], those that the step sampled.
       packed_step: By `pack_step`.
       packed: By `pack_drafting`.
     """
     layers = model.draft
     step, fields = key.unpack(packed_step, packed)
     states = layers.first_states(hidden_states, aux_hidden_states)
-    caches, states = layers(model, caches, fields["token_ids"], states, step)
+    read_ids = fields["token_ids"]
+    # -1 where the step could not sample a token, as with logits that are not finite.
+    read_ids = jnp.maximum(jnp.where(read_ids < 0, last_tokens[-1 - read_ids], read_ids), 0)
+    caches, states = layers(model, caches, read_ids, states, step)
+    drafts = jnp.zeros((key.num_drafts, key.num_rows), jnp.int32)
     if key.num_rows == 0:
-        return caches, jnp.zeros((0, key.num_drafts), jnp.int32)
+        return caches, drafts.T
     vocab_size = model.decoder.embed_tokens.output_size
 
     def following(states: jax.Array) -> jax.Array:
@@ -154,22 +215,23 @@ def draft(
         # Of logits that are not finite, the index is meaningless.
         return jnp.clip(layers.token_ids(indices), 0, vocab_size - 1)
 
-    metadata = functools.partial(one_token_each, key, fields)
-    states = states[fields["rows"]]
-    if layers.reads_next_token:
-        first_position = fields["positions"]
-    else:
-        caches, states = layers(model, caches, fields["newest_ids"], states, metadata(fields["positions"]))
-        first_position = fields["positions"] + 1
-
-    def one_more(number: jax.Array, carry: tuple[list[Any], jax.Array, jax.Array]) -> tuple[Any, jax.Array, jax.Array]:
-        caches, states, drafts = carry
-        caches, states = layers(model, caches, drafts[number - 1], states, metadata(first_position + number - 1))
-        return caches, states, drafts.at[number].set(following(states))
-
-    drafts = jnp.zeros((key.num_drafts, key.num_rows), jnp.int32).at[0].set(following(states))
+    states, newest_ids = states[fields["rows"]], fields["newest_ids"]
     length = jnp.minimum(fields["length"][0], key.num_drafts)
-    caches, _, drafts = jax.lax.fori_loop(1, length, one_more, (caches, states, drafts))
+    first = int(layers.reads_next_token)  # such layers have read the newest token
+    if first:
+        newest_ids = jax.lax.cond(length > 0, following, lambda _: jnp.zeros_like(newest_ids), states)
+        drafts = drafts.at[0].set(newest_ids)
+
+    def one_more(
+        number: jax.Array, carry: tuple[list[Any], jax.Array, jax.Array, jax.Array]
+    ) -> tuple[Any, jax.Array, jax.Array, jax.Array]:
+        caches, states, newest_ids, drafts = carry
+        metadata = one_token_each(key, fields, fields["positions"] + number - first)
+        caches, states = layers(model, caches, newest_ids, states, metadata)
+        newest_ids = following(states)
+        return caches, states, newest_ids, drafts.at[number].set(newest_ids)
+
+    caches, _, _, drafts = jax.lax.fori_loop(first, length, one_more, (caches, states, newest_ids, drafts))
     return caches, drafts.T
 
 

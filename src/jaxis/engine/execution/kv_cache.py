@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import numpy as np
+from jax.sharding import AbstractMesh, Mesh
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import AttentionSpan
@@ -18,10 +20,9 @@ from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.engine.execution.state_cache import num_state_slots, slot_bytes, state_structs
 from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
-from jaxis.kernels.ragged_paged_attention import make_kv_cache
-from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec
-from jaxis.layers.state_cache_spec import StateCacheSpec
-from jaxis.parallel.mesh import DATA_AXIS, logical_sharding
+from jaxis.kernels.paged_cache import PagedCache, make_cache_array
+from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec, StateCacheSpec
+from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS, logical_sharding
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -34,28 +35,41 @@ CPU_TOKENS_PER_SEQ = 512
 WINDOW_POOL_FACTOR = 2
 
 
-CacheStruct = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
-"""A layer's cache: one array of pages, or the arrays of a state."""
+CacheStruct = PagedCache | tuple[jax.ShapeDtypeStruct, ...]
+"""A layer's cache before it is made: a paged one of a struct, or the structs of a state."""
+
+
+def device_block_bytes(spec: CacheSpec, block_size: int, dtype: DTypeLike, mesh: Mesh | AbstractMesh) -> int:
+    """Bytes of one block of a layer's cache on each device; a cache that devices do not share is whole on each.
+
+    Args:
+      spec: Of the layer, on the devices of the mesh.
+      block_size: B.
+      dtype: Of the cache.
+      mesh: The devices, which need not be there. The cache's layout depends on their platform.
+    """
+    with jax.sharding.use_abstract_mesh(mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh):
+        layout = spec.layout(block_size, dtype)
+    own = logical_sharding(mesh, layout.axes, layout.shape).shard_shape(layout.shape)
+    return math.prod(own) * layout.dtype.itemsize
 
 
 def block_bytes(
-    specs: Sequence[CacheSpec], block_size: int, dtype: DTypeLike, num_devices: int
+    specs: Sequence[CacheSpec], block_size: int, dtype: DTypeLike, mesh: Mesh | AbstractMesh
 ) -> dict[AttentionSpan, int]:
     """Bytes of one block over all layers of a span, for each span; the span that keeps most comes first.
 
-    Layers of one span share a pool of blocks. Called in the context of the mesh, on which the caches' shapes depend.
+    Layers of one span share a pool of blocks.
 
     Args:
-      specs: One per layer, of caches on `num_devices` devices.
+      specs: One per layer, on the devices of the mesh.
       block_size: B.
       dtype: Of the caches.
-      num_devices: The bytes are of all of them together. A cache that is not sharded is whole on each.
+      mesh: The bytes are those of all devices of a data rank together.
     """
     spans = {spec.span: 0 for spec in specs}
     for spec in specs:
-        shape = spec.shape(1, block_size, dtype)
-        copies = 1 if any(spec.axes(shape, dtype)) else num_devices
-        spans[spec.span] += copies * math.prod(shape) * np.dtype(dtype).itemsize
+        spans[spec.span] += mesh.shape[MODEL_AXIS] * device_block_bytes(spec, block_size, dtype, mesh)
     return widest_first(spans)
 
 
@@ -100,10 +114,64 @@ def blocks_within(
     return blocks_of(number)
 
 
+def holds(
+    vllm_config: VllmConfig,
+    units: tuple[Mapping[AttentionSpan, int], int],
+    memory: int,
+    *,
+    num_seqs: int,
+    num_tokens: int,
+) -> bool:
+    """Whether caches of so many bytes have the blocks, and the states, of `num_seqs` sequences of `num_tokens` each.
+
+    Args:
+      vllm_config: Its sizes, but for the limits of sequences and of their tokens, which are those asked for.
+      units: See `unit_bytes`.
+      memory: Bytes of all caches.
+      num_seqs: Sequences at once.
+      num_tokens: Tokens of each.
+    """
+    per_block, per_slot = units
+    left = memory - num_seqs * per_slot
+    if left < 0:
+        return False
+    config = dataclasses.replace(
+        vllm_config,
+        model_config=dataclasses.replace(vllm_config.model_config, max_model_len=num_tokens),
+        scheduler_config=dataclasses.replace(vllm_config.scheduler_config, max_num_seqs=num_seqs),
+    )
+    block_size, step = config.cache_config.block_size, config.scheduler_config.max_num_batched_tokens
+    blocks = blocks_within(config, per_block, left, num_seqs * num_tokens)
+    return all(
+        span.max_held_blocks(num_seqs, num_tokens, block_size, step) <= number for span, number in blocks.items()
+    )
+
+
+def longest_context(
+    vllm_config: VllmConfig, units: tuple[Mapping[AttentionSpan, int], int], memory: int, most: int
+) -> int:
+    """Tokens of the longest single sequence, of at most `most`, that the caches hold; 0 if none. See `holds`."""
+    return _largest(lambda tokens: holds(vllm_config, units, memory, num_seqs=1, num_tokens=tokens), most)
+
+
+def most_sequences(
+    vllm_config: VllmConfig, units: tuple[Mapping[AttentionSpan, int], int], memory: int, num_tokens: int
+) -> int:
+    """How many sequences of so many tokens the caches hold at once. See `holds`."""
+    per_block, per_slot = units
+    most = memory // min(per_block.values(), default=per_slot)
+    return _largest(lambda seqs: holds(vllm_config, units, memory, num_seqs=seqs, num_tokens=num_tokens), most)
+
+
+def _largest(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` for which it holds, if it holds for all smaller ones; 0 if for none."""
+    return bisect.bisect_left(range(1, most + 1), True, key=lambda number: not holds(number))
+
+
 def num_cache_blocks(
     vllm_config: VllmConfig,
     bytes_per_block: Mapping[AttentionSpan, int],
-    mesh: jax.sharding.Mesh,
+    mesh: Mesh,
     *,
     state_bytes: int = 0,
     memory: int | None = None,
@@ -195,9 +263,7 @@ class CachePlan:
     repeated_heads: list[RepeatedHeads | None]
 
 
-def plan_kv_caches(
-    model: JaxModule, vllm_config: VllmConfig, mesh: jax.sharding.Mesh, memory: int | None = None
-) -> CachePlan:
+def plan_kv_caches(model: JaxModule, vllm_config: VllmConfig, mesh: Mesh, memory: int | None = None) -> CachePlan:
     """Sizes the caches of a model, whose weights and devices need not be there if their memory is configured.
 
     Args:
@@ -216,7 +282,7 @@ def plan_kv_caches(
 def plan_caches(
     specs: Sequence[CacheSpec | StateCacheSpec],
     vllm_config: VllmConfig,
-    mesh: jax.sharding.Mesh,
+    mesh: Mesh,
     memory: int | None,
     share: float | None = None,
 ) -> CachePlan:
@@ -246,12 +312,12 @@ def plan_caches(
 def _repeated_heads(spec: CacheSpec | StateCacheSpec, struct: CacheStruct) -> RepeatedHeads | None:
     if not isinstance(spec, KVCacheSpec) or isinstance(struct, tuple) or spec.copies == 1:
         return None
-    axis = spec.axes(struct.shape, struct.dtype).index(spec.head_axis_name)
-    return RepeatedHeads(axis, spec.num_kv_heads, spec.copies)
+    assert struct.layout.head_axis is not None
+    return RepeatedHeads(struct.layout.head_axis, spec.num_kv_heads, spec.copies)
 
 
 def on_devices(
-    specs: Sequence[CacheSpec | StateCacheSpec], mesh: jax.sharding.Mesh
+    specs: Sequence[CacheSpec | StateCacheSpec], mesh: Mesh | AbstractMesh
 ) -> list[CacheSpec | StateCacheSpec]:
     """The specs of the same layers, spread over the devices of a mesh."""
     size = mesh.shape["model"]
@@ -259,7 +325,7 @@ def on_devices(
 
 
 def unit_bytes(
-    specs: Sequence[CacheSpec | StateCacheSpec], vllm_config: VllmConfig, mesh: jax.sharding.Mesh
+    specs: Sequence[CacheSpec | StateCacheSpec], vllm_config: VllmConfig, mesh: Mesh | AbstractMesh
 ) -> tuple[dict[AttentionSpan, int], int]:
     """Bytes of one block in all layers of each span, and of one slot in all layers with a state.
 
@@ -269,9 +335,8 @@ def unit_bytes(
       mesh: The devices, of which the bytes are the sum.
     """
     dtype = vllm_config.cache_config.cache_dtype or vllm_config.model_config.dtype
-    with jax.set_mesh(mesh):
-        paged = [spec for spec in specs if not isinstance(spec, StateCacheSpec)]
-        per_block = block_bytes(paged, vllm_config.cache_config.block_size, dtype, mesh.shape["model"])
+    paged = [spec for spec in specs if not isinstance(spec, StateCacheSpec)]
+    per_block = block_bytes(paged, vllm_config.cache_config.block_size, dtype, mesh)
     states = [spec for spec in specs if isinstance(spec, StateCacheSpec)]
     return per_block, slot_bytes(states, vllm_config.model_config.dtype, mesh)
 
@@ -290,14 +355,13 @@ def stage_share(
     return max([*shares, per_slot / all_per_slot if all_per_slot else 0.0])
 
 
-def _kv_cache_struct(
-    spec: CacheSpec, num_blocks: int, block_size: int, dtype: DTypeLike, mesh: jax.sharding.Mesh
-) -> jax.ShapeDtypeStruct:
+def _kv_cache_struct(spec: CacheSpec, num_blocks: int, block_size: int, dtype: DTypeLike, mesh: Mesh) -> PagedCache:
     """A paged cache's shape and sharding: its heads are spread over the mesh, and each data rank has its own blocks."""
     with jax.set_mesh(mesh):
-        shape = spec.shape(mesh.shape[DATA_AXIS] * num_blocks, block_size, dtype)
-        axes = ("blocks", *spec.axes(shape, dtype)[1:])
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=logical_sharding(mesh, axes, shape))
+        layout = spec.layout(block_size, dtype)
+    shape = (mesh.shape[DATA_AXIS] * num_blocks, *layout.shape)
+    sharding = logical_sharding(mesh, ("blocks", *layout.axes), shape)
+    return layout.cache(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
 
 
 def make_kv_caches(structs: Sequence[CacheStruct]) -> list[Any]:
@@ -307,14 +371,15 @@ def make_kv_caches(structs: Sequence[CacheStruct]) -> list[Any]:
       EngineError: A device does not have enough memory.
     """
 
-    def make(struct: jax.ShapeDtypeStruct) -> jax.Array:
-        assert struct.sharding is not None
-        try:
-            return make_kv_cache(struct.shape, struct.dtype, struct.sharding)
-        except jax.errors.JaxRuntimeError as error:
-            size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(list(structs)))
-            raise EngineError(
-                f"the device has no memory for a KV cache of {human_bytes(size)}: give a smaller kv_cache_memory"
-            ) from error
+    def make(cache: CacheStruct) -> Any:
+        # A new sequence's state is zeros, whatever is in its slot.
+        only_written = isinstance(cache, tuple) or cache.layout.kernels == "native"
+        return jax.tree.map(functools.partial(make_cache_array, reads_only_written=only_written), cache)
 
-    return jax.tree.map(make, list(structs))
+    try:
+        return [make(cache) for cache in structs]
+    except jax.errors.JaxRuntimeError as error:
+        size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(list(structs)))
+        raise EngineError(
+            f"the device has no memory for a KV cache of {human_bytes(size)}: give a smaller kv_cache_memory"
+        ) from error

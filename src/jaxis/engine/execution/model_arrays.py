@@ -4,19 +4,69 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax.experimental.layout import Format, Layout
 from jax.extend.core import Var
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.config import VllmConfig
-from jaxis.engine.execution.weight_layout import laid_out
 from jaxis.kernels.platform import target_platform
+from jaxis.kernels.weights import Weight, as_weight
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule
 from jaxis.parallel.mesh import put
+
+# Puts weights in memory in the layout that lookups and kernels read: elements row by row, scales column by column.
+#
+# On TPU the default layout of an array is the one that pads it least: a table of embeddings whose rows are no
+# multiple of 128 lies column by column, and so does a stack of experts whose share on a device has such rows. A
+# program that looks up rows, or calls a Pallas kernel, would then turn all of it around in every step.
+#
+# Scales, [..., out, groups], have short rows, which would be padded to 128 groups; the kernels read them by outputs.
+
+
+Array = TypeVar("Array", jax.Array, jax.ShapeDtypeStruct)
+
+
+def laid_out(state: Any) -> Any:
+    """The arrays of a model, and its weights, in the layouts that programs for TPUs read; old buffers are freed."""
+    return jax.tree.map(_laid_out, state, is_leaf=lambda node: isinstance(node, Weight))
+
+
+def _laid_out(leaf: Any) -> Any:
+    by_columns = as_weight(leaf).column_major_arrays
+
+    def moved(path: tuple[Any, ...], array: Any) -> Any:
+        return column_major(array) if path and path[-1].name in by_columns else row_major(array)
+
+    return jax.tree_util.tree_map_with_path(moved, leaf)
+
+
+def row_major(array: Array) -> Array:
+    """The array with its last axis innermost; moved, and its old buffer freed, if it lies otherwise."""
+    return _ordered(array, tuple(range(array.ndim)))
+
+
+def column_major(array: Array) -> Array:
+    """The array with its last axis but one innermost; moved, and its old buffer freed, if it lies otherwise."""
+    *leading, rows, columns = range(array.ndim)
+    return _ordered(array, (*leading, columns, rows))
+
+
+def _ordered(array: Array, order: tuple[int, ...]) -> Array:
+    if array.ndim < 2 or jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return array
+    layout = Layout(major_to_minor=order)
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=Format(layout, array.sharding))
+    present = cast(Any, array).format.layout
+    if present is None or present.major_to_minor == order:
+        return array
+    return jax.device_put(array, Format(layout, array.sharding), donate=True)
 
 
 @runtime_checkable
@@ -104,7 +154,7 @@ def bytes_on_devices(arrays: Iterable[jax.Array]) -> int:
 
 
 def _shared(array: jax.Array, whole: NamedSharding) -> jax.Array:
-    """The array; of a constant that this process has made elsewhere than on the devices of the mesh, one on those."""
+    """The array or, of a constant that this process made elsewhere than on the devices of the mesh, a copy on those."""
     if not isinstance(array, jax.Array) or not array.is_fully_addressable:
         return array
     is_there = whole.is_fully_addressable and array.sharding.device_set <= whole.device_set

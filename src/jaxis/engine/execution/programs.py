@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxis.engine.execution.executor import Executor
+from jaxis.engine.execution.program_key import Compiled, ProgramKey
+
 logger = logging.getLogger(__name__)
 
 CACHE_FOLDER = "jaxis/programs"
 # Programs that compile faster than this are not worth a file on disk.
 MIN_COMPILE_SECONDS = 0.2
-
-Program = Callable[..., Any]
 
 
 def default_cache_dir() -> Path:
@@ -59,45 +60,49 @@ class CompileWait(NamedTuple):
     ended: float | None = None
 
 
-class ProgramCache:
-    """Compiled programs by key.
+class Programs:
+    """The programs of an executor, by key.
 
     Attributes:
+      executor: Compiles and runs them.
       last_wait: The last wait for a program, if there was one. Other threads may read it at any time.
 
     Args:
-      build: `build(key)` traces and compiles the program of a key. Runs on a worker thread.
-      on_wait: `on_wait(key)` is a context manager entered while a step waits for its program to compile.
+      executor: Compiles and runs the programs.
+      on_wait: `on_wait(what)` is a context manager entered while a step waits for a program to compile; `what` is the
+        description of the program's key.
     """
 
-    def __init__(
-        self, build: Callable[[Hashable], Program], on_wait: Callable[[Hashable], AbstractContextManager[None]]
-    ) -> None:
-        self._build = build
+    def __init__(self, executor: Executor, on_wait: Callable[[str], AbstractContextManager[None]]) -> None:
+        self.executor = executor
         self._on_wait = on_wait
-        self._programs: dict[Hashable, Future[Program]] = {}
+        self._programs: dict[ProgramKey, Future[Compiled]] = {}
         self._lock = threading.Lock()
         self.last_wait: CompileWait | None = None
-        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="jaxis-compile")
+        self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="jaxis-compile")
 
-    def precompile(self, key: Hashable) -> Future[Program]:
+    def run(self, key: ProgramKey, *operands: Any) -> Any:
+        """Dispatches the program of a key, which compiles first if need be; see `ProgramKey.run`."""
+        return self.executor.run(key, self.get(key), *operands)
+
+    def precompile(self, key: ProgramKey) -> Future[Compiled]:
         """Starts compiling the program of a key, unless that was already started."""
         with self._lock:
             if key not in self._programs:
-                self._programs[key] = self._executor.submit(self._timed_build, key)
+                self._programs[key] = self._workers.submit(self._timed_compile, key)
             return self._programs[key]
 
-    def has(self, key: Hashable) -> bool:
+    def has(self, key: ProgramKey) -> bool:
         """Whether the program of a key was compiled, or failed to be."""
         future = self._programs.get(key)
         return future is not None and future.done()
 
-    def get(self, key: Hashable) -> Program:
+    def get(self, key: ProgramKey) -> Compiled:
         """The program of a key; waits until it is compiled."""
         future = self.precompile(key)
         if not future.done():
             self.last_wait = wait = CompileWait(time.monotonic())
-            with self._on_wait(key):
+            with self._on_wait(key.description):
                 future.exception()
             self.last_wait = wait._replace(ended=time.monotonic())
         try:
@@ -108,12 +113,13 @@ class ProgramCache:
             raise
 
     def close(self) -> None:
-        """Drops the programs, after waiting for those that are compiling."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        """Drops the programs, after waiting for those that are compiling, and frees what the executor has."""
+        self._workers.shutdown(wait=True, cancel_futures=True)
         self._programs.clear()
+        self.executor.close()
 
-    def _timed_build(self, key: Hashable) -> Program:
+    def _timed_compile(self, key: ProgramKey) -> Compiled:
         start = time.perf_counter()
-        program = self._build(key)
+        program = self.executor.compile(key)
         logger.debug("compiled %s in %.1f s", key, time.perf_counter() - start)
         return program

@@ -22,7 +22,7 @@ class RankPrograms:
 
     Attributes:
       num_ranks: D.
-      sharding: Of what each rank has its own part of.
+      sharding: The sharding of arrays of which each rank has its own part.
 
     Args:
       mesh: The devices of all ranks.
@@ -34,7 +34,7 @@ class RankPrograms:
         self.sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS) if self.num_ranks > 1 else PartitionSpec())
 
     def struct(self, shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-        """All ranks' arrays of which each has this shape."""
+        """The arrays of all ranks together, of which each rank's has this shape."""
         first, *rest = shape
         return jax.ShapeDtypeStruct((self.num_ranks * first, *rest), dtype, sharding=self.sharding)
 
@@ -43,7 +43,7 @@ class RankPrograms:
         return parts if self.num_ranks == 1 else put(parts, self.sharding)
 
     def over_ranks(self, function: Callable[..., Any], operands: Any, results: Any) -> Callable[..., Any]:
-        """The function of all ranks whose parts are those of a function of one.
+        """A function of all ranks together, made from a function of one rank.
 
         Inside, the axis "data" is manual, and XLA divides each rank's own part of the program over "model".
 

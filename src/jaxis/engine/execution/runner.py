@@ -3,28 +3,25 @@
 A step is two programs, the model over T tokens and the sampler over S rows (one a sequence and one a draft), so that
 the few sampler variants do not multiply with the many token counts. Only the greedy decode of a single sequence, whose
 fixed costs show most, is one program. Dispatch returns at once; the sampled tokens stay on the device for the next
-step, and are copied to the host when asked for. The executor calls the programs, here or here and on other hosts.
+step, and are copied to the host when asked for.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jaxis.engine.execution.block_transfer import BlockTransfer
-from jaxis.engine.execution.compiled_features import CompiledFeatures
-from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep, SamplingStates, UndraftedStep
-from jaxis.engine.execution.draft_program import DraftKey
-from jaxis.engine.execution.executor import Executor
-from jaxis.engine.execution.programs import CompileWait
+from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep, SamplingStates
+from jaxis.engine.execution.program_key import ProgramKey
+from jaxis.engine.execution.programs import CompileWait, Programs
 from jaxis.engine.execution.sampler import SamplerOutput
-from jaxis.engine.execution.sampling_batch import SamplerFeatures, build_sampling_batch
-from jaxis.engine.execution.sampling_packer import SamplingPacker
+from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingPacker, build_sampling_batch
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
-from jaxis.engine.execution.step_inputs import StepShape, pack_step
+from jaxis.engine.execution.step_inputs import StepShape, StepShapes, pack_step
 from jaxis.engine.execution.step_programs import (
     LOGITS_CHUNK_ROWS,
     ForwardKey,
@@ -33,9 +30,11 @@ from jaxis.engine.execution.step_programs import (
     SampleKey,
     WholeKey,
 )
-from jaxis.engine.execution.step_shapes import StepShapes
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
-from jaxis.engine.kv_store.store import KVStore
+from jaxis.engine.kv_connector import KVConnector
+from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
+from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import SequenceId
 from jaxis.sampling_params import SamplingParams
@@ -45,12 +44,70 @@ if TYPE_CHECKING:
     from jaxis.layers.module import JaxModule
 
 
-class Runner:
-    """Turns scheduled batches into calls of an executor's programs.
+# Which features the sampler's programs are compiled for: few, whatever requests ask for.
+
+
+MAX_EXACT = 8  # programs for each number of rows that do just what a step needs
+
+
+class CompiledFeatures:
+    """Chooses the features of the program that samples a step.
+
+    A program takes about three megabytes, and requests can combine features in hundreds of ways, for each of a dozen
+    numbers of rows. Only the first MAX_EXACT combinations get a program of their own. From then on, a step takes a
+    program that does what the step needs and more; the tokens are the same.
+    """
+
+    def __init__(self) -> None:
+        self._chosen: dict[int, list[SamplerFeatures]] = {}  # by number of rows
+
+    def choose(self, num_rows: int, features: SamplerFeatures) -> SamplerFeatures:
+        """The features of the program to use: the given ones, or more.
+
+        Args:
+          num_rows: R.
+          features: What the step needs.
+        """
+        chosen = self._chosen.setdefault(num_rows, [])
+        if features in chosen:
+            return features
+        if len(chosen) >= MAX_EXACT:
+            covering = [other for other in chosen if other.covers(features)]
+            if covering:
+                return min(covering, key=_cost)
+            features = functools.reduce(SamplerFeatures.join, chosen, features)
+        chosen.append(features)
+        return features
+
+
+def _cost(features: SamplerFeatures) -> tuple[int, int]:
+    """Orders features by what they cost a step, roughly: first by passes over the vocabulary, then by widths."""
+    passes = [features.has_filters, features.allowed_width, features.mask_width, features.num_logprobs is not None]
+    widths = [value for value in dataclasses.astuple(features) if type(value) is int]
+    return sum(map(bool, passes)) + (not features.greedy_only), sum(widths)
+
+
+class NewestStep(NamedTuple):
+    """The step that was dispatched last.
 
     Attributes:
-      executor: Calls them.
-      transfer: Copies blocks to and from the store, if there is one.
+      output: What was scheduled.
+      shape: What it was padded to.
+      packed: What the model was called with.
+    """
+
+    output: SchedulerOutput
+    shape: StepShape
+    packed: np.ndarray
+
+
+class Runner:
+    """Turns scheduled batches into calls of programs.
+
+    Attributes:
+      programs: Those that are compiled.
+      executor: Runs them.
+      connector: What becomes of blocks beyond the devices.
       num_ranks: Data ranks.
       num_stages: Pipeline stages.
       num_blocks: Blocks of a rank's KV cache for the layers of each span, the span that keeps most first.
@@ -59,24 +116,26 @@ class Runner:
       bytes_per_state_slot: Bytes of a slot in all layers.
       max_model_len: The configured one, shortened if the cache cannot hold a sequence that long.
       vocab_size: V.
-      undrafted: The step that was dispatched last, if there are layers that draft tokens. What they are to see of it
-        beyond its `states`, they see before the next one is dispatched; None once it was taken from here.
+      newest: The step that was dispatched last, while the devices have its hidden states; None if they do not.
+      inflight_rows: For each sequence that the newest step samples from, which of the sampled tokens is its own.
       on_step_logits: For verification: called with each step's output and its tokens' logits, float32 [T, V]. None, the
         default, computes no such logits.
 
     Args:
       vllm_config: The engine's configuration.
-      executor: Of its model.
-      store: Of blocks beyond its devices; None: there is none.
+      programs: Of its model.
+      connector: See above.
     """
 
-    def __init__(self, vllm_config: VllmConfig, executor: Executor, store: KVStore | None = None) -> None:
-        self.vllm_config, self.executor = vllm_config, executor
-        self.transfer = None if store is None else BlockTransfer(executor, store)
+    def __init__(self, vllm_config: VllmConfig, programs: Programs, connector: KVConnector | None = None) -> None:
+        self.vllm_config, self.programs = vllm_config, programs
+        self.executor = executor = programs.executor
+        self.connector = connector or KVConnector()
         self.vocab_size: int = vllm_config.model_config.hf_config.get_text_config()["vocab_size"]
         self.on_step_logits: Callable[[SchedulerOutput, np.ndarray], None] | None = None
-        plan, self.num_ranks = executor.plan, executor.ranks.num_ranks
-        self.num_stages = executor.num_stages
+        last = executor.stages[-1]
+        plan, self.num_ranks = executor.plan, last.context.ranks.num_ranks
+        self.num_stages, self._is_native = executor.num_stages, last.is_native
         self.num_blocks, self.max_model_len = plan.num_blocks, plan.max_model_len
         self.kv_bytes_per_block = plan.bytes_per_block
         self.num_state_slots, self.bytes_per_state_slot = plan.num_state_slots, plan.bytes_per_slot
@@ -85,8 +144,9 @@ class Runner:
             self.num_blocks,
             self.max_model_len,
             has_states=self.num_state_slots is not None,
-            compiles_fast=executor.is_native,
+            compiles_fast=self._is_native,
         )
+        self._ranks: list[Scheduler] = []
         self._forget_last_step()
         self._ended_sampling = SequenceSampling(
             SamplingParams(temperature=0.0),
@@ -100,28 +160,27 @@ class Runner:
     @property
     def model(self) -> JaxModule:
         """The model, with the weights that the runner has; of several pipeline stages, the part of this host's last."""
-        return self.executor.arrays.model
+        return self.executor.stages[-1].context.model.model
 
     @property
     def models(self) -> list[JaxModule]:
         """The model of each pipeline stage that this host has."""
-        return [stage.arrays.model for stage in self.executor.stages]
+        return [stage.context.model.model for stage in self.executor.stages]
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the model's arrays on all devices together."""
-        executor = self.executor
-        return sum(stage.arrays.num_bytes for stage in executor.stages) + executor.weight_bytes_elsewhere
+        """Bytes of the model's arrays on all devices together, but those of pipeline stages of other hosts alone."""
+        return sum(stage.context.model.num_bytes for stage in self.executor.stages)
 
     def bytes_by_weight(self) -> dict[str, int]:
         """Bytes of each of the model's arrays, as it is in memory, by its dotted name."""
         stages = self.executor.stages
-        return {name: size for stage in stages for name, size in stage.arrays.bytes_by_name().items()}
+        return {name: size for stage in stages for name, size in stage.context.model.bytes_by_name().items()}
 
     @property
     def last_compile_wait(self) -> CompileWait | None:
         """When a step last waited for a program, if one did."""
-        return self.executor.programs.last_wait
+        return self.programs.last_wait
 
     def precompile(self, num_tokens: int, *, greedy: bool) -> None:
         """Starts compiling, in the background, the programs for a step of this many tokens.
@@ -132,16 +191,16 @@ class Runner:
         """
         shape = self.step_shape(num_tokens)
         if greedy and self._can_be_one_program(num_tokens):
-            self.executor.programs.precompile(GreedyStepKey(shape))
+            self.programs.precompile(GreedyStepKey(shape))
             return
-        self.executor.programs.precompile(ForwardKey(shape))
-        self.executor.programs.precompile(SampleKey(shape.num_rows, SamplerFeatures()))
+        self.programs.precompile(ForwardKey(shape))
+        self.programs.precompile(SampleKey(shape.num_rows, SamplerFeatures()))
 
     def padded(self, num_rows: int) -> int:
         """What this many rows are padded to, for which there are programs."""
         return self._step_shapes.padded(num_rows)
 
-    def can_draft(self, num_tokens: int, *others: DraftKey, starts: bool = True) -> bool:
+    def can_draft(self, num_tokens: int, *others: ProgramKey, starts: bool = True) -> bool:
         """Whether a step of this many tokens, each followed by a sampled one, is compiled; if not, may start that.
 
         Args:
@@ -153,9 +212,9 @@ class Runner:
         keys = (ForwardKey(shape), SampleKey(shape.num_rows, SamplerFeatures()), *others)
         return self.is_compiled(*keys, starts=starts)
 
-    def is_compiled(self, *keys: Hashable, starts: bool = True) -> bool:
+    def is_compiled(self, *keys: ProgramKey, starts: bool = True) -> bool:
         """Whether these programs are compiled; if not, may start that."""
-        programs = self.executor.programs
+        programs = self.programs
         if starts:
             for key in keys:
                 programs.precompile(key)
@@ -176,17 +235,17 @@ class Runner:
 
     def _can_be_one_program(self, num_tokens: int) -> bool:
         # The whole model is one program where it is on the same devices.
-        return self.executor.is_native and num_tokens == 1 and self.executor.num_stages == 1
+        return self._is_native and num_tokens == 1 and self.num_stages == 1
 
     def _greedy_step(self, output: SchedulerOutput) -> DispatchedStep:
         self._check_is_sampled()
         shape = self.step_shape(1)
-        self._move_blocks(output)
+        self.connector.step_dispatching(output)
         packed = self._pack(output, shape)
-        sampled = self.executor.greedy_step(GreedyStepKey(shape), packed)
-        self._hand_over_blocks(output)
-        self._note_undrafted(output, shape, packed)
-        self._last_rows = {output.scheduled[0].sequence.seq_id: 0}
+        sampled = self.programs.run(GreedyStepKey(shape), packed)
+        self.connector.step_dispatched(output)
+        self.newest = NewestStep(output, shape, packed)
+        self.inflight_rows = {output.scheduled[0].sequence.seq_id: 0}
         return DispatchedStep(output, sampled, ())
 
     def forward(self, output: SchedulerOutput) -> ForwardedStep:
@@ -203,7 +262,7 @@ class Runner:
             num_sequences = max(len(rank.scheduled) for rank in output.ranks)
             self.precompile(-(-num_sequences // self.num_stages), greedy=is_greedy)
         packed = self._forward(output, shape)
-        self._note_undrafted(output, shape, packed)
+        self.newest = NewestStep(output, shape, packed)
         if any(entry.samples for entry in output.scheduled):
             self._unsampled = output
         if self.on_step_logits is not None:
@@ -216,11 +275,6 @@ class Runner:
                 if _has_prompt_logprobs(entry)
             ]
         return ForwardedStep(output, prompt_logprobs, functools.partial(self._sample, output, shape.num_rows))
-
-    def _note_undrafted(self, output: SchedulerOutput, shape: StepShape, packed: np.ndarray) -> None:
-        if self.executor.num_draft_caches:
-            executor = self.executor
-            self.undrafted = UndraftedStep(output, shape, packed, executor.sampled_states, executor.states_before)
 
     def paged_logits(self, output: SchedulerOutput) -> np.ndarray:
         """Runs a step without sampling; returns its tokens' logits, float32 [T, V]."""
@@ -246,20 +300,42 @@ class Runner:
         input_ids = np.zeros(padded, np.int32)
         input_ids[:num_tokens] = token_ids
         self._num_hidden += 1
-        self.undrafted = None
-        self.executor.whole(WholeKey(padded), input_ids, num_tokens)
+        self.newest = None
+        self.programs.run(WholeKey(padded), input_ids, num_tokens)
         return padded
+
+    def make_scheduler(self) -> Scheduler | DataRanksScheduler:
+        """A scheduler of its blocks, all of which are free, for all data ranks.
+
+        It replaces the one that was made before, whose counts of the prefix cache go on.
+        """
+        cache, limits = self.vllm_config.cache_config, self.vllm_config.scheduler_config
+        ranks = [
+            Scheduler(
+                BlockManager(
+                    self.num_blocks, cache.block_size, cache.enable_prefix_caching, self.num_state_slots, connector
+                ),
+                max_num_seqs=limits.max_num_seqs,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                max_model_len=self.max_model_len,
+                num_stages=self.num_stages,
+            )
+            for connector in self.connector.block_connectors(self.num_ranks)
+        ]
+        for rank, before in zip(ranks, self._ranks, strict=False):
+            rank.block_manager.prefix_cache_queries = before.block_manager.prefix_cache_queries
+            rank.block_manager.prefix_cache_hits = before.block_manager.prefix_cache_hits
+        self._ranks = ranks
+        return ranks[0] if len(ranks) == 1 else DataRanksScheduler(ranks)
 
     def recover(self) -> None:
         """Makes the runner usable after a step that failed or was interrupted midway."""
         self._forget_last_step()
-        if self.transfer is not None:
-            self.transfer.drop()
         self.executor.recover()
 
     def close(self) -> None:
         """Frees the caches, weights and programs."""
-        self.executor.close()
+        self.programs.close()
 
     def _check_is_sampled(self) -> None:
         if self._unsampled is not None:
@@ -267,32 +343,24 @@ class Runner:
 
     def _forget_last_step(self) -> None:
         self._unsampled: SchedulerOutput | None = None
-        self.undrafted: UndraftedStep | None = None
-        self._last_rows: dict[SequenceId, int] = {}
+        self.newest: NewestStep | None = None
+        self.inflight_rows: dict[SequenceId, int] = {}
         self._sampling_packer = SamplingPacker(self.vocab_size)
         self._num_hidden = 0  # how often the executor's hidden states were replaced
 
     def _forward(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
         """Dispatches the model; returns what it was called with."""
-        self._move_blocks(output)
+        self.connector.step_dispatching(output)
         packed = self._pack(output, shape)
         self._num_hidden += 1
-        self.undrafted = None
-        self.executor.forward(ForwardKey(shape), packed)
-        self._hand_over_blocks(output)
+        self.newest = None
+        self.programs.run(ForwardKey(shape), packed)
+        self.connector.step_dispatched(output)
         return packed
 
     def _pack(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
         """The step of all data ranks, one after the other."""
-        return _joined([pack_step(rank, shape, self._last_rows) for rank in output.ranks])
-
-    def _move_blocks(self, output: SchedulerOutput) -> None:
-        if self.transfer is not None:
-            self.transfer.dispatch(output)
-
-    def _hand_over_blocks(self, output: SchedulerOutput) -> None:
-        if self.transfer is not None:
-            self.transfer.dispatch_handed_over(output)
+        return _joined([pack_step(rank, shape, self.inflight_rows) for rank in output.ranks])
 
     def _sample(self, output: SchedulerOutput, num_rows: int, sampling: SamplingStates) -> SamplerOutput:
         """Dispatches the sampler over the hidden states that are sampled from, S rows a data rank."""
@@ -312,11 +380,11 @@ class Runner:
             if features != SamplerFeatures():
                 features = self._compiled_features.choose(num_rows, features)
                 parameters = self._sampling_packer.pack(of_ranks, num_rows, features)
-        sampled = self.executor.sample(SampleKey(num_rows, features), parameters)
+        sampled = self.programs.run(SampleKey(num_rows, features), parameters)
         # How many of its drafts are right decides what follows a sequence: no step is dispatched ahead of that.
-        self._last_rows = {}
+        self.inflight_rows = {}
         if not output.has_drafts:
-            self._last_rows = {
+            self.inflight_rows = {
                 entry.sequence.seq_id: i
                 for rank in output.ranks
                 for i, entry in enumerate(rank.scheduled)
@@ -334,7 +402,7 @@ class Runner:
         for start in range(0, len(rows), LOGITS_CHUNK_ROWS):
             if self._num_hidden != hidden:
                 raise RuntimeError("another step ran before the last of the logits were taken")
-            logits = self.executor.logits(key, _chunk(rows[start:].astype(np.int32)))
+            logits = self.programs.run(key, _chunk(rows[start:].astype(np.int32)))
             yield np.asarray(logits)[: len(rows) - start]
 
     def _prompt_logprobs(self, num_padded: int, entry: ScheduledSequence, first_row: int) -> TokenLogprobs[np.ndarray]:
@@ -344,7 +412,7 @@ class Runner:
         chunks = []
         for start in range(0, len(targets), LOGITS_CHUNK_ROWS):
             rows = _chunk(np.arange(first_row + start, first_row + len(targets), dtype=np.int32))
-            chunks.append(self.executor.logits(key, rows, _chunk(np.asarray(targets[start:], np.int32))))
+            chunks.append(self.programs.run(key, rows, _chunk(np.asarray(targets[start:], np.int32))))
         fields = zip(*chunks, strict=True)
         return TokenLogprobs(
             *(np.concatenate([np.asarray(part) for part in parts])[: len(targets)] for parts in fields)

@@ -1,4 +1,4 @@
-"""The sampling parameters of a step's rows as arrays, and their layout in the one vector that crosses to the device."""
+"""Packs the sampling parameters of each step: into vectors that are kept, since of long histories little is new."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
-from jaxis.engine.execution.token_history import TokenHistory
+from jaxis.engine.execution.token_history import HistoryRows, TokenHistory
 from jaxis.sampling_params import MAX_LOGPROBS
 
 # Widths grow in large steps: a wider list costs microseconds, another program a second of compilation.
@@ -46,11 +46,11 @@ class SamplerFeatures:
     num_logprobs: int | None = None
 
     def covers(self, other: SamplerFeatures) -> bool:
-        """Whether a program compiled for these can do what the others need."""
+        """Whether a program compiled for these features can do what the other features need."""
         return self.join(other) == self
 
     def join(self, other: SamplerFeatures) -> SamplerFeatures:
-        """What both together need."""
+        """The features that both together need."""
         counts = [count for count in (self.num_logprobs, other.num_logprobs) if count is not None]
         return SamplerFeatures(
             greedy_only=self.greedy_only and other.greedy_only,
@@ -186,8 +186,8 @@ class SamplingBatch:
     """The rows that a rank samples in a step.
 
     Attributes:
-      arrays: Their parameters, R rows; the lists are as wide as the longest needs. Histories are not among them: they
-        are long, and only their differences are written to a step's vector.
+      arrays: The parameters of the R rows; the lists are as wide as the longest needs. Histories are not among them:
+        they are long, and only their differences are written to a step's vector.
       histories: The history of each row that has a sequence, and the drafts that it is to count too.
       features: What to compile the sampler for.
     """
@@ -206,8 +206,8 @@ def build_sampling_batch(
 ) -> SamplingBatch:
     """What is sampled for each sequence's next token, row by row in the given order.
 
-    A sequence with drafts has a row for its next token and one for the token after each draft. That one is sampled as
-    if the drafts before it were part of the output: a row counts only if they turn out to be.
+    A sequence with drafts has a row for its next token and one for the token after each draft. A token after a draft is
+    sampled as if the drafts before it were part of the output; it counts only if those drafts turn out right.
 
     Args:
       sequences: The sampling states of at most R sequences; their live outputs tell where each stands.
@@ -295,3 +295,69 @@ def _width(longest: int) -> int:
     while width < longest:
         width *= WIDTH_GROWTH
     return width
+
+
+# Packs the sampling parameters of each step: into vectors that are kept, since of long histories little is new.
+
+
+# Kinds of steps whose vectors are kept: those of decodes alone, and those with a prefill.
+MAX_KINDS = 2
+# While a step's vector is written, devices may still read the previous step's vector, and what differs from that one
+# may still be sent to other hosts. The vector of the step before the previous one was read.
+VECTORS_OF_A_KIND = 2
+
+
+class SamplingPacker:
+    """Packs steps. The tokens of a step must have been read before the step after the next one is packed.
+
+    Args:
+      vocab_size: V.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        # In order of use: the kind used last, and of each kind the vector written last, is the last one.
+        self._vectors: dict[tuple[int, int, SamplerFeatures], list[_Vector]] = {}
+
+    def pack(self, batches: Sequence[SamplingBatch], num_rows: int, features: SamplerFeatures) -> np.ndarray:
+        """A step's parameters as one int32 vector, floats by their bits, rank after rank.
+
+        Args:
+          batches: Of each data rank.
+          num_rows: R of each.
+          features: Those that the batches need, or more.
+
+        Returns:
+          The inverse of `SamplingArrays.unpack`, rank by rank; to be read until the step after the next is packed.
+        """
+        kind = len(batches), num_rows, features
+        vectors = self._vectors.pop(kind, [])
+        vector = vectors.pop(0) if len(vectors) == VECTORS_OF_A_KIND else _Vector(*kind, self._vocab_size)
+        self._vectors[kind] = [*vectors, vector]
+        if len(self._vectors) > MAX_KINDS:
+            del self._vectors[next(iter(self._vectors))]
+        vector.write(batches)
+        return vector.packed
+
+
+class _Vector:
+    """A vector, and what it holds."""
+
+    def __init__(self, num_ranks: int, num_rows: int, features: SamplerFeatures, vocab_size: int) -> None:
+        size = SamplingArrays.packed_size(num_rows, features)
+        self.packed = np.empty(num_ranks * size, np.int32)
+        self._arrays = [SamplingArrays.views(part, num_rows, features) for part in self.packed.reshape(num_ranks, -1)]
+        self._histories = [HistoryRows(each.history_ids, each.history_counts, vocab_size) for each in self._arrays]
+        self._padding = {"bias_ids": vocab_size, "bias": 0.0, "allowed_ids": vocab_size, "token_mask": -1}
+
+    def write(self, batches: Sequence[SamplingBatch]) -> None:
+        for batch, arrays, histories in zip(batches, self._arrays, self._histories, strict=True):
+            for name, field, value in zip(arrays._fields, arrays, batch.arrays, strict=True):
+                if name in self._padding:
+                    field[:, : value.shape[1]] = value
+                    field[:, value.shape[1] :] = self._padding[name]
+                elif name not in ("history_ids", "history_counts"):
+                    field[:] = value
+            for row, (history, drafts) in enumerate(batch.histories):
+                histories.write(row, history, drafts)
+            histories.clear_from(len(batch.histories))

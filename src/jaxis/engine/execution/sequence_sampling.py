@@ -97,7 +97,7 @@ class SequenceSampling:
         """Tokens that the grammar allows next, int32 [ceil(V / 32)] as `GrammarMatcher.token_mask`; None allows all.
 
         Args:
-          drafts: Taken to follow the output; from the first one on that cannot, masks are arbitrary.
+          drafts: Taken to follow the output; from the first draft that cannot follow it, masks are arbitrary.
         """
         if self.grammar is None:
             return None
@@ -130,14 +130,15 @@ class SequenceSampling:
         mask = self.token_mask()
         if self.grammar is None or mask is None:
             return None
-        where = "structured_outputs cannot be honoured"
         if self.grammar.error is not None:
-            return RequestError(f"{where}: after {len(self.output_token_ids)} tokens: {self.grammar.error}")
-        if not mask.any():
-            return RequestError(f"{where}: no token of the model continues it after {len(self.output_token_ids)}")
-        if self._all_banned(set()):
-            return RequestError(f"{where}: allowed_token_ids has none of the tokens that may come next")
-        return None
+            reason = f"after {len(self.output_token_ids)} tokens: {self.grammar.error}"
+        elif not mask.any():
+            reason = f"no token of the model continues it after {len(self.output_token_ids)}"
+        elif self._all_banned(set()):
+            reason = "allowed_token_ids has none of the tokens that may come next"
+        else:
+            return None
+        return RequestError(f"cannot be honoured: {reason}", param="structured_outputs")
 
     def bias(self, num_inflight: int = 0, drafts: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
         """The biases for the next token: token ids int32 [W] and values float32 [W], -inf for a ban.
@@ -181,11 +182,14 @@ class SequenceSampling:
             return  # it overrides bans
         where = "allowed_token_ids" if self.allowed_ids.size else "the vocabulary"
         if self._banned and self._all_banned(self._banned):
-            raise RequestError(f"bad_words={self.params.bad_words!r} ban every token of {where}: allow another token")
+            raise RequestError(
+                f"={self.params.bad_words!r} ban every token of {where}: allow another token", param="bad_words"
+            )
         if self._held_back and self._all_banned(self._banned | self._held_back):
             raise RequestError(
-                f"min_tokens={self.params.min_tokens} and bad_words hold back every token of {where}: "
-                "allow a token that does not end the completion, or set min_tokens=0"
+                f"={self.params.min_tokens} and bad_words hold back every token of {where}: allow a token that does "
+                "not end the completion, or set min_tokens=0",
+                param="min_tokens",
             )
 
 
@@ -200,7 +204,7 @@ class _MasksAhead:
         self._is_stuck = False
 
     def covers(self, output_token_ids: Sequence[int], drafts: Sequence[int]) -> bool:
-        """Whether this is about the output, and these drafts do not contradict those seen before."""
+        """Whether the masks are for this output, and these drafts do not contradict those seen before."""
         seen = self._token_ids[self._num_output_tokens :]
         return self._num_output_tokens == len(output_token_ids) and all(map(operator.eq, seen, drafts))
 
@@ -230,13 +234,13 @@ def validate_for_vocab(params: SamplingParams, vocab_size: int) -> None:
     ):
         for token_id in token_ids:
             if token_id >= vocab_size:
-                raise RequestError(f"{name} holds {token_id}; the model's token ids are 0 to {vocab_size - 1}")
+                raise RequestError(f"holds {token_id}; the model's token ids are 0 to {vocab_size - 1}", param=name)
 
 
 def tokenize_bad_words(
     bad_words: Sequence[str], encode: Callable[[str], Sequence[int]], vocab_size: int
 ) -> list[tuple[int, ...]]:
-    """The token sequences that spell the bad words, each at the start of a text and after a space.
+    """The token sequences that spell the bad words, each at the start of a string and after a space.
 
     Args:
       bad_words: Non-empty strings.
@@ -252,7 +256,9 @@ def tokenize_bad_words(
         for text in (bare, " " + bare) if bare.strip() else (word,):
             token_ids = tuple(int(token_id) for token_id in encode(text))
             if not token_ids or max(token_ids) >= vocab_size:
-                raise RequestError(f"bad_words holds {word!r}, which the model's vocabulary cannot spell: leave it out")
+                raise RequestError(
+                    f"holds {word!r}, which the model's vocabulary cannot spell: leave it out", param="bad_words"
+                )
             sequences[token_ids] = None
     return list(sequences)
 

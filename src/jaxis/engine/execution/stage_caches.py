@@ -1,6 +1,6 @@
 """The caches of pipeline stages: as many blocks and slots in each, so that one block table serves all.
 
-Every host computes the plan of all stages, whose models it need not have, so that all come to the same.
+Every host computes the plan of all stages, whose models it need not have, so that all hosts come to the same plan.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.execution.cache_memory import available_bytes
 from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.engine.execution.kv_cache import CachePlan, on_devices, plan_caches, stage_share, unit_bytes
-from jaxis.layers.kv_cache_spec import CacheSpec
-from jaxis.layers.state_cache_spec import StateCacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec, StateCacheSpec
 from jaxis.models.common.stage_model import cache_entries
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.parallel.mesh import MODEL_AXIS
@@ -52,7 +51,8 @@ def stage_cache_specs(
 
 
 def most_cache_bytes(specs: Sequence[Specs], vllm_config: VllmConfig, meshes: Sequence[jax.sharding.Mesh]) -> int:
-    """Bytes that all caches of all hosts may take together, for what this host has for its own part of them.
+    """Bytes that all caches of all hosts may take together, given the memory that this host has for its own part of
+    them.
 
     Args:
       specs: Of the caches of each stage.
@@ -90,7 +90,8 @@ def plan_stage_caches(
       memory: Bytes of all caches on all hosts.
 
     Returns:
-      Each stage's plan. Its structs are its own; the bytes of blocks and slots are those of all stages together.
+      Each stage's plan. A plan's structs are those of its stage; its bytes of blocks and slots are those of all stages
+      together.
 
     Raises:
       EngineError: See `num_cache_blocks`.

@@ -13,17 +13,19 @@ from jaxis.config import VllmConfig
 from jaxis.engine.scheduling.state_slots import DRAFT_SLOTS, MIN_SLOTS
 from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
-from jaxis.layers.state_cache_spec import StateCacheSpec
+from jaxis.layers.kv_cache_spec import StateCacheSpec
 from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS, logical_sharding
 
-# Slots beyond one for each running sequence and one for what each just kept: the states of ended conversations.
+# Slots for the states of ended conversations, beyond two for each running sequence: its own, and that of its newest
+# kept state.
 KEPT_SLOTS = 64
-# Of the caches' memory, what states may take beside layers with attention.
+# The share of the caches' memory that states may take if there are also layers with attention.
 STATE_SHARE = 0.5
 
 
 def slot_bytes(specs: Sequence[StateCacheSpec], dtype: DTypeLike, mesh: Mesh | AbstractMesh) -> int:
-    """Bytes of a slot over all layers and devices of a data rank; a state that they cannot share is whole on each.
+    """Bytes of a slot over all layers and devices of a data rank; a state that cannot be divided is whole on each
+    device.
 
     Args:
       specs: One for each layer with a state.
@@ -36,7 +38,7 @@ def slot_bytes(specs: Sequence[StateCacheSpec], dtype: DTypeLike, mesh: Mesh | A
 
 
 def useful_slots(vllm_config: VllmConfig) -> int:
-    """More slots would not be used."""
+    """The most slots that could be used."""
     num_seqs = vllm_config.scheduler_config.max_num_seqs
     speculative = vllm_config.speculative_config
     drafts = speculative is not None and speculative.num_speculative_tokens > 0

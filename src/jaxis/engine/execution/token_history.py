@@ -56,8 +56,8 @@ class _Held(NamedTuple):
     """What a row holds.
 
     Attributes:
-      history: Of the sequence; None: nothing.
-      num_generated: Its generated tokens when it was written.
+      history: Of the row's sequence; None: the row is empty.
+      num_generated: The sequence's generated tokens when the row was written.
       drafted: Places that count drafts too.
     """
 
@@ -85,7 +85,7 @@ class HistoryRows:
         self._held = [_NOTHING] * len(ids)
 
     def write(self, row: int, history: TokenHistory | None, drafts: Sequence[int] = ()) -> None:
-        """Makes a row that of a sequence, as if these drafts were part of its output; of none, if it has no history."""
+        """Writes a sequence's history into a row, as if these drafts were output; no history empties the row."""
         held = self._held[row]
         if history is None:
             if held is not _NOTHING:

@@ -1,8 +1,8 @@
-"""The engine behind an event loop: its own thread or process steps it, coroutines wait for their outputs.
+"""The engine behind an event loop: another process steps it, coroutines wait for their outputs.
 
-Only the engine's thread (`EngineThread`) touches the engine: in another process (`EngineProcess`, which the server
-uses) or in this one (`LocalEngine`). It takes commands from a queue, and passes the outputs of a step to the event loop
-in one call a step, not one a token. Only the loop touches the streams, so neither side needs a lock.
+Only the engine's thread (`EngineThread`), in the engine's process (`EngineProcess`), touches the engine. It takes
+commands from a queue, and sends the outputs of a step in one message a step, not one a token. Only the event loop
+touches the streams, so neither side needs a lock.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from jaxis.engine.frontend.engine_client import EngineCallbacks, EngineClient, EngineOutputs, EngineStats, Submission
-from jaxis.engine.frontend.output_stream import OutputStream
-from jaxis.engine.frontend.stream_waker import StreamWaker
+from jaxis.engine.frontend.output_stream import OutputStream, StreamWaker
 from jaxis.errors import DeadlineExceededError, EngineError, OverloadedError, RequestError, UnavailableError
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from jaxis.engine.drafting.draft_counts import DraftCounts
-from jaxis.engine.kv_store.stats import TierStats
+from jaxis.engine.kv_connector import TierStats
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
@@ -38,7 +38,7 @@ class EngineInfo:
       trained_len: Tokens of a sequence up to which config.json says that the model works; None if it does not say.
       num_parameters: The model's.
       weight_type: How most of its parameters are stored; see `model_size`.
-      fingerprint: Names all that its answers depend on; see `engine_fingerprint`. Empty if unknown.
+      fingerprint: Names all that the engine's answers depend on; see `engine_fingerprint`. Empty if unknown.
     """
 
     model_folder: str
@@ -75,7 +75,7 @@ class EngineInfo:
             eos_token_ids=engine.eos_token_ids,
             block_size=blocks.block_size,
             trained_len=trained_len if isinstance(trained_len, int) else None,
-            num_parameters=num_parameters + engine.runner.executor.num_parameters_elsewhere,
+            num_parameters=num_parameters + built.hosts.num_parameters,
             weight_type=weight_type,
             fingerprint=built.fingerprint,
         )
@@ -86,8 +86,8 @@ class RankStats:
     """A data rank after the engine's last step.
 
     Attributes:
-      num_requests_running: Sequences in its running batch.
-      kv_cache_usage: Share of its KV cache's blocks in use, 0 to 1.
+      num_requests_running: Sequences in the rank's running batch.
+      kv_cache_usage: Share of the rank's KV cache blocks in use, 0 to 1.
     """
 
     num_requests_running: int
@@ -147,7 +147,8 @@ class Submission:
 class TokenDelta(NamedTuple):
     """The addition to a request with one completion that goes on, after its first output.
 
-    Nearly every output is one, and at a hundred a step their cost is what a server's throughput depends on.
+    Nearly every output is a TokenDelta, and a step may have a hundred of them: a server's throughput depends on their
+    cost.
 
     Attributes:
       request_id: The request's.
@@ -182,7 +183,7 @@ class EngineCallbacks:
     Attributes:
       deliver: With the outputs of a step.
       interrupt: With an error, when every request was lost, and the engine is being started again.
-      resume: When it has been.
+      resume: When the engine has been started again.
       fail: With the error that ended the engine for good.
     """
 
@@ -193,7 +194,7 @@ class EngineCallbacks:
 
 
 class EngineClient(Protocol):
-    """An engine as seen from an event loop, in this process or in another.
+    """An engine as seen from an event loop.
 
     Attributes:
       info: Facts about the engine.
@@ -232,7 +233,7 @@ class EngineClient(Protocol):
         ...
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Ends every request, and the engine's thread or process; returns whether it ended in time.
+        """Ends every request, and the engine's thread or process; returns whether that ended in time.
 
         May be called from another thread.
         """

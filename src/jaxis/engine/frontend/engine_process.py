@@ -7,11 +7,15 @@ another.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
 import queue
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,14 +24,98 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxis.engine.frontend import wire
-from jaxis.engine.frontend.engine_child import RECEIVE_BYTES, EngineChild
-from jaxis.engine.frontend.engine_client import EngineCallbacks, EngineClient, EngineStats, Submission
+from jaxis.engine.frontend.engine_client import EngineCallbacks, EngineClient, EngineInfo, EngineStats, Submission
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.errors import EngineError, JaxisError
+from jaxis.host.channel import MessageReader, to_frame
 from jaxis.tokenizer.template_choice import read_tokenizer
 
 if TYPE_CHECKING:
     import asyncio
+
+
+# One process with an engine in it, and the socket to it.
+
+
+RECEIVE_BYTES = 1 << 16  # a larger buffer is mapped anew by every call
+SOCKET_BUFFER_BYTES = 4 << 20
+_EXIT_SECONDS = 1.0  # from the end of the connection to that of the process
+
+
+class EngineChild:
+    """Starts a process that builds an engine and serves it; see `engine_worker`.
+
+    Attributes:
+      connection: To the process.
+      reports: Splits what the process sends.
+
+    Args:
+      settings: The line that `engine_worker` reads.
+    """
+
+    def __init__(self, settings: bytes) -> None:
+        self.connection, theirs = socket.socketpair()
+        self.reports = MessageReader(wire.REPORTS)
+        for end in (self.connection, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "jaxis.engine.frontend.engine_worker", str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+            )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, which `wait_until_ready` reports
+            self._process.stdin.write(settings + b"\n")
+            self._process.stdin.close()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def wait_until_ready(self) -> EngineInfo:
+        """Waits for the engine, which may take minutes.
+
+        Raises:
+          JaxisError: What building the engine raised.
+          EngineError: The process ended before the engine was built.
+        """
+        while data := self.connection.recv(RECEIVE_BYTES):
+            for report in self.reports.feed(data):
+                if isinstance(report, wire.EngineFailed):
+                    raise report.error()
+                if isinstance(report, wire.EngineReady):
+                    return report.info
+        raise EngineError(f"the engine process ended during start-up: {self.end()}")
+
+    def end(self) -> str:
+        """Ends the process, which has closed its connection or failed; returns how it ended."""
+        try:
+            code = self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return "it closed its connection"
+        if code == -9:
+            return "signal 9, as the system sends when memory runs out"
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Tells the process to end; returns whether it ended by itself in time."""
+        with contextlib.suppress(OSError):  # it may have ended
+            self.connection.shutdown(socket.SHUT_WR)
+        try:
+            self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return False
+        return True
+
 
 MAX_RESTARTS = 3  # within RESTART_WINDOW_SECONDS
 RESTART_WINDOW_SECONDS = 600.0
@@ -46,8 +134,8 @@ class LogSettings:
 class EngineProcess(EngineClient):
     """Starts an engine process, and is an `EngineClient` of it.
 
-    If the process ends, or its engine fails for good, the requests in it are lost, and another is started: at most
-    `max_restarts` times within RESTART_WINDOW_SECONDS.
+    If the process ends, or its engine fails for good, the requests in it are lost, and another process is started: at
+    most `max_restarts` times within RESTART_WINDOW_SECONDS.
 
     Attributes:
       info, tokenizer: The engine's.
@@ -57,7 +145,7 @@ class EngineProcess(EngineClient):
       arguments: Those of `EngineArgs`.
       stall_seconds: How long a step may take; see `EngineThread.is_making_progress`.
       log: How to write the log; None writes none.
-      max_restarts: How often another process may be started; None is MAX_RESTARTS; 0 where something else sees to that.
+      max_restarts: How often another process may be started; None is MAX_RESTARTS; 0 where another program does that.
 
     Raises:
       JaxisError: What building the engine raised.
@@ -150,7 +238,7 @@ class EngineProcess(EngineClient):
         if not self._is_up or self._stopping.is_set():
             return
         was_empty = not self._unsent
-        self._unsent += wire.to_frame(command)
+        self._unsent += to_frame(command)
         if was_empty:
             self._send_rest()
 
@@ -179,9 +267,9 @@ class EngineProcess(EngineClient):
             if not self._stopping.is_set():
                 self._restart(f"its process ended ({self._child.end()})")
             return
-        for frame in self._child.frames.feed(data):
+        for report in self._child.reports.feed(data):
             if self._is_up:
-                self._take(wire.decode_report(frame))
+                self._take(report)
 
     def _take(self, report: wire.Report) -> None:
         if isinstance(report, wire.StepOutputs):
@@ -201,7 +289,7 @@ class EngineProcess(EngineClient):
         self._loop.remove_writer(self._child.connection.fileno())
 
     def _restart(self, reason: str) -> None:
-        """Tells that the requests are lost, and starts another process, unless this has happened too often."""
+        """Reports that the requests are lost, and starts another process, unless this has happened too often."""
         now = time.monotonic()
         self._restart_times = [time for time in self._restart_times if now - time < RESTART_WINDOW_SECONDS]
         number = len(self._restart_times) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import queue
@@ -11,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jaxis.engine.block_fetcher import FETCH_SECONDS
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.frontend.engine_client import EngineOutputs, EngineStats, RankStats, Submission, TokenDelta
+from jaxis.engine.hosts.group import HostGroup
+from jaxis.engine.kv_store.fetcher import FETCH_SECONDS
 from jaxis.errors import EngineError, JaxisError
-from jaxis.host.daemon_thread import run_in_daemon
-from jaxis.host.deadline import Deadline
+from jaxis.host.threads import Deadline, run_in_daemon
 
 if TYPE_CHECKING:
     from jaxis.engine.engine import LLMEngine
@@ -49,14 +50,19 @@ class EngineThread:
 
     Args:
       engine: The engine.
+      hosts: The other hosts that run its model.
       deliver: Called in the thread with the outputs of a step.
-      fail: Called in the thread with the error that ended it; no step will follow.
+      fail: Called in the thread with the error that ended the thread; no step will follow.
     """
 
     def __init__(
-        self, engine: LLMEngine, deliver: Callable[[EngineOutputs], None], fail: Callable[[BaseException], None]
+        self,
+        engine: LLMEngine,
+        hosts: HostGroup,
+        deliver: Callable[[EngineOutputs], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
-        self._engine = engine
+        self._engine, self._hosts = engine, hosts
         self._deliver = deliver
         self._fail = fail
         self.stats = EngineStats()
@@ -64,7 +70,7 @@ class EngineThread:
         self._num_failed_steps = 0  # since the last success
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: dict[str, _RunningRequest] = {}
-        # Requests whose blocks are fetched, until when; cancelled where they were aborted meanwhile.
+        # Requests whose blocks are being fetched, and their deadlines; aborting a request cancels its deadline.
         self._fetching: dict[str, Deadline] = {}
         self._fetching_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="jaxis-engine", daemon=True)
@@ -77,7 +83,7 @@ class EngineThread:
 
     def add(self, submission: Submission) -> None:
         """Queues a request; if it cannot be honoured, its error is delivered."""
-        if self._engine.fetches_blocks(submission.params):
+        if self._engine.connector.fetches(submission.params):
             with self._fetching_lock:
                 self._fetching[submission.request_id] = Deadline(FETCH_SECONDS)
             run_in_daemon(functools.partial(self._fetch_and_add, submission), "jaxis-fetch")
@@ -110,14 +116,14 @@ class EngineThread:
         """
         if not self._thread.is_alive() or self._num_failed_steps >= MAX_FAILED_STEPS:
             return False
-        return not self._engine.silent_hosts and not self.is_stalled(stall_seconds)
+        return not self._hosts.silent and not self.is_stalled(stall_seconds)
 
     def is_stalled(self, stall_seconds: float) -> bool:
         """Whether a step is taking too long; see `is_making_progress`."""
         since, limit = self._busy_since, stall_seconds
         if since is None:
             return False
-        if (wait := self._engine.last_compile_wait) is not None:
+        if (wait := self._engine.runner.last_compile_wait) is not None:
             if wait.ended is None:
                 since, limit = wait.started, max(limit, COMPILE_STALL_SECONDS)
             else:
@@ -127,7 +133,7 @@ class EngineThread:
     def _fetch_and_add(self, submission: Submission) -> None:
         prompt, deadline = submission.prompt, self._fetching[submission.request_id]
         try:
-            self._engine.fetch_blocks(prompt.token_ids, prompt.cache_salt, submission.params, deadline)
+            self._engine.connector.fetch(prompt.token_ids, prompt.cache_salt, submission.params, deadline)
         finally:
             with self._fetching_lock:
                 del self._fetching[submission.request_id]
@@ -173,7 +179,7 @@ class EngineThread:
 
     def _finish_saves(self) -> None:
         try:
-            self._engine.finish_saves()
+            self._engine.connector.idle()
         except Exception:
             _logger.warning("the last blocks of the KV cache were not saved", exc_info=True)
 
@@ -224,7 +230,7 @@ class EngineThread:
             elif running.final_only:
                 continue
             if request.error is not None:
-                new.errors.append((request.request_id, type(request.error)(str(request.error))))
+                new.errors.append((request.request_id, copy.copy(request.error)))
             elif (tokens := running.tracker.take_tokens()) is not None:
                 new.deltas.append(TokenDelta(request.request_id, *tokens))
             else:
@@ -241,8 +247,8 @@ class EngineThread:
             prefix_cache_queries=self._engine.prefix_cache_queries,
             prefix_cache_hits=self._engine.prefix_cache_hits,
             num_preemptions=self._engine.num_preemptions,
-            kv_tiers=self._engine.kv_tiers,
-            drafts=None if self._engine.speculation is None else self._engine.speculation.counts.copy(),
+            kv_tiers=self._engine.connector.stats,
+            drafts=None if (drafts := self._engine.speculation.counts) is None else drafts.copy(),
             ranks=tuple(RankStats(rank.num_running, rank.block_manager.usage) for rank in ranks if len(ranks) > 1),
         )
 

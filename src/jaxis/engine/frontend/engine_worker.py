@@ -1,7 +1,7 @@
 """The engine's process: builds an engine, steps it in a thread, and carries out the server's commands.
 
-`EngineProcess` starts it as `python -m jaxis.engine.frontend.engine_worker SOCKET`. It ends when the other end of the
-socket is closed.
+`EngineProcess` starts it as `python -m jaxis.engine.frontend.engine_worker SOCKET`. The process ends when the server
+closes its end of the socket.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from jaxis.engine.frontend import wire
 from jaxis.engine.frontend.engine_client import EngineInfo, EngineOutputs
 from jaxis.engine.frontend.engine_thread import EngineThread
 from jaxis.errors import EngineError, JaxisError
-from jaxis.host.daemon_thread import run_in_daemon
-from jaxis.host.frames import FrameReader
+from jaxis.host.channel import MessageReader, to_frame
+from jaxis.host.threads import run_in_daemon
 
 if TYPE_CHECKING:
     from jaxis.engine.grammar.delayed_grammar import Grammar
@@ -48,13 +48,13 @@ class EngineWorker:
     """
 
     def __init__(self, built: BuiltEngine, connection: socket.socket, stall_seconds: float) -> None:
-        self._engine = built.engine
+        self._engine, self._hosts = built.engine, built.hosts
         self._connection = connection
         self._stall_seconds = stall_seconds
         self._send_lock = threading.Lock()
         self._ended = threading.Event()
-        self._thread = EngineThread(built.engine, self._send_outputs, self._send_failure)
-        built.engine.on_lost(self._end_with_failure, stall_seconds)
+        self._thread = EngineThread(built.engine, built.hosts, self._send_outputs, self._send_failure)
+        built.hosts.when_lost(self._end_with_failure, stall_seconds)
         built.engine.grammar_compiler.prepare()
         # Requests whose grammar is being compiled, and which of those were aborted meanwhile.
         self._compiling: set[str] = set()
@@ -62,17 +62,17 @@ class EngineWorker:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Serves until the other end is closed."""
+        """Serves until the server closes its end of the connection."""
         self._thread.start()
         threading.Thread(target=self._send_heartbeats, name="jaxis-heartbeat", daemon=True).start()
-        frames = FrameReader()
+        commands = MessageReader(wire.COMMANDS)
         while data := self._connection.recv(RECEIVE_BYTES):
-            for frame in frames.feed(data):
-                self._carry_out(wire.decode_command(frame))
+            for command in commands.feed(data):
+                self._carry_out(command)
         self._ended.set()
         if self._thread.stop(STOP_SECONDS):
-            self._engine.close_store()
-        self._engine.end_other_hosts()
+            self._engine.connector.close()
+        self._hosts.end()
 
     def _carry_out(self, command: wire.Command) -> None:
         if isinstance(command, wire.AbortRequest):
@@ -86,7 +86,7 @@ class EngineWorker:
         elif command.params.structured_outputs is not None:
             with self._lock:
                 self._compiling.add(command.request_id)
-            # It may take seconds, in a thread of the compiler.
+            # Compiling may take seconds, so it has a thread of its own.
             run_in_daemon(
                 functools.partial(self._compile_and_add, command, command.params.structured_outputs), "jaxis-compile"
             )
@@ -98,7 +98,7 @@ class EngineWorker:
         grammar: Grammar | None = None
         error: Exception | None = None
         try:
-            # The server's process has found that it compiles in time.
+            # The server's process has found that the grammar compiles in time.
             compiled = self._engine.grammar_compiler.compile(spec, limited=False)
             grammar = compiled if command.delay is None else command.delay.apply(compiled)
         except Exception as fault:
@@ -128,26 +128,28 @@ class EngineWorker:
         process = psutil.Process()
         while not self._ended.wait(HEARTBEAT_SECONDS):
             if self._thread.is_stalled(self._stall_seconds):
-                # Devices that wait for each other do so forever. Of one host, who watches the server decides.
-                self._engine.give_up_other_hosts(f"a step has taken more than {self._stall_seconds:g} s")
+                # Devices that wait for each other do so forever. With one host, the server's process decides.
+                self._hosts.give_up(f"a step has taken more than {self._stall_seconds:g} s")
             # Other engines get blocks between steps too.
             stats = dataclasses.replace(
-                self._thread.stats, kv_tiers=self._engine.kv_tiers, process_memory_bytes=process.memory_info().rss
+                self._thread.stats,
+                kv_tiers=self._engine.connector.stats,
+                process_memory_bytes=process.memory_info().rss,
             )
             self._send(wire.Heartbeat(self._thread.is_making_progress(self._stall_seconds), stats))
 
     def _send(self, report: wire.Report) -> None:
         try:
             with self._send_lock:
-                self._connection.sendall(wire.to_frame(report))
+                self._connection.sendall(to_frame(report))
         except OSError:
             _logger.debug("the server's process has ended")
 
 
 def end_with(connection: socket.socket, is_served: threading.Event) -> None:
-    """Ends this process if the other end is closed before it is served: nobody is waiting for the engine.
+    """Ends this process if the server closes the connection before the engine serves it: no request can be waiting.
 
-    Once it is served, whoever serves it takes what comes, and may do so before this thread has looked.
+    Once the engine serves the connection, the serving thread notices its end, perhaps before this thread looks.
     """
     if not connection.recv(1, socket.MSG_PEEK) and not is_served.is_set():
         os._exit(1)
@@ -175,12 +177,12 @@ def main() -> None:
     try:
         built = build_engine(EngineArgs(**settings["engine"]), progress)
     except JaxisError as error:
-        connection.sendall(wire.to_frame(wire.EngineFailed.of(error)))
+        connection.sendall(to_frame(wire.EngineFailed.of(error)))
         return
     # What start-up made stays: a collection need not look at it again.
     gc.collect()
     gc.freeze()
-    connection.sendall(wire.to_frame(wire.EngineReady(EngineInfo.of(built))))
+    connection.sendall(to_frame(wire.EngineReady(EngineInfo.of(built))))
     is_served.set()
     with progress.silent():
         EngineWorker(built, connection, settings["stall_seconds"]).run()

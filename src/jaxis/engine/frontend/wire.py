@@ -17,7 +17,6 @@ from jaxis.errors import (
     RequestError,
     UnavailableError,
 )
-from jaxis.host.frames import frame
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
@@ -107,19 +106,24 @@ class EngineFailed(msgspec.Struct, tag="failed"):
 
 
 class RequestFailed(msgspec.Struct):
-    """A request that ended in an error."""
+    """A request that ended in an error; `param` is a RequestError's."""
 
     request_id: str
     kind: str
     message: str
+    param: str | None
 
     @classmethod
     def of(cls, request_id: str, error: Exception) -> RequestFailed:
         """Reports an error."""
-        return cls(request_id, type(error).__name__, str(error))
+        if isinstance(error, RequestError):
+            return cls(request_id, RequestError.__name__, error.message, error.param)
+        return cls(request_id, type(error).__name__, str(error), None)
 
     def error(self) -> JaxisError:
         """The error again."""
+        if self.kind == RequestError.__name__:
+            return RequestError(self.message, param=self.param)
         return _error(self.kind, self.message)
 
 
@@ -151,24 +155,10 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
 
 Report = EngineReady | EngineFailed | StepOutputs | Heartbeat
 
-_encoder = msgspec.msgpack.Encoder()
-_command_decoder = msgspec.msgpack.Decoder(Command)
-_report_decoder = msgspec.msgpack.Decoder(Report)
-
-
-def to_frame(message: Command | Report) -> bytes:
-    """A message with its length before it."""
-    return frame(_encoder.encode(message))
-
-
-def decode_command(data: bytes | memoryview) -> Command:
-    """A command from a frame's data."""
-    return _command_decoder.decode(data)
-
-
-def decode_report(data: bytes | memoryview) -> Report:
-    """A report from a frame's data."""
-    return _report_decoder.decode(data)
+COMMANDS = msgspec.msgpack.Decoder(Command)
+"""Decodes what the server's process sends."""
+REPORTS = msgspec.msgpack.Decoder(Report)
+"""Decodes what the engine's process sends."""
 
 
 def _error(kind: str, message: str) -> JaxisError:

@@ -24,7 +24,7 @@ import numpy as np
 from jaxis.engine.grammar.grammar_source import grammar_source
 from jaxis.engine.grammar.token_mask import pack_token_ids
 from jaxis.errors import OverloadedError, RequestError
-from jaxis.host.sized_executor import SizedExecutor
+from jaxis.host.threads import SizedExecutor
 from jaxis.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -149,16 +149,19 @@ class GrammarCompiler:
         """
         tokenizer = self._tokenizer
         if tokenizer is None:
-            raise RequestError("structured_outputs needs a tokenizer, and the checkpoint has none: leave it out")
+            raise RequestError(
+                "needs a tokenizer, and the checkpoint has none: leave it out", param="structured_outputs"
+            )
         compilation = self._start(spec, tokenizer, limited=limited)
         try:
             return compilation.result(COMPILE_SECONDS if limited else None)
         except TimeoutError:
             raise RequestError(
-                f"structured_outputs.{spec.kind} takes more than {COMPILE_SECONDS:g} s to compile: simplify it"
+                f"takes more than {COMPILE_SECONDS:g} s to compile: simplify it",
+                param=f"structured_outputs.{spec.kind}",
             ) from None
         except RequestError as error:
-            raise RequestError(str(error)) from None
+            raise copy.copy(error) from None  # others wait for the same compilation, and get one of their own
 
     def _start(self, spec: StructuredOutputs, tokenizer: Tokenizer, *, limited: bool) -> _Compilation:
         """The compilation of this grammar, queued now unless there is one."""
@@ -201,7 +204,7 @@ class GrammarCompiler:
         for first in (grammar.new_matcher(), grammar.new_matcher()):
             if not first.token_mask().any():
                 reason = first.error or "the model has no token for its first character"
-                raise RequestError(f"structured_outputs.{spec.kind} cannot be honoured: {reason}")
+                raise RequestError(f"cannot be honoured: {reason}", param=f"structured_outputs.{spec.kind}")
         return grammar
 
     def _llguidance_tokenizer(self, tokenizer: Tokenizer) -> llguidance.LLTokenizer:

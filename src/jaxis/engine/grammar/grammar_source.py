@@ -27,6 +27,7 @@ _JSON_OPTIONS = {"lenient": False, "coerce_one_of": False, "whitespace_pattern":
 # is certain, because its normalizer may spell it differently. At the end, so that line numbers in errors stay right.
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 _EMBEDDED_SCHEMA = re.compile(r"%json\s*")
+_SCHEMA = "structured_outputs.json_schema"
 
 
 def grammar_source(spec: StructuredOutputs) -> str:
@@ -38,8 +39,8 @@ def grammar_source(spec: StructuredOutputs) -> str:
     if spec.kind == "json_schema":
         schema = json.loads(spec.source, parse_float=Decimal)
         if "x-guidance" in schema:
-            raise RequestError("structured_outputs.json_schema has x-guidance, which is not supported: leave it out")
-        _check_schema(schema, "structured_outputs.json_schema")
+            raise RequestError("has x-guidance, which is not supported: leave it out", param=_SCHEMA)
+        _check_schema(schema, _SCHEMA)
         source = _json_grammar(spec.source)
     elif spec.kind == "json_object":
         source = _json_grammar('{"type":"object"}')
@@ -69,7 +70,7 @@ def _lark_grammar(text: str) -> str:
         except (ValueError, RecursionError):
             line = text.count("\n", 0, match.start()) + 1
             raise RequestError(
-                f"structured_outputs.grammar, line {line}: %json must be followed by a schema in JSON"
+                f": line {line}: %json must be followed by a schema in JSON", param="structured_outputs.grammar"
             ) from None
         _check_schema(schema, "structured_outputs.grammar")
     if "::=" not in text:
@@ -77,7 +78,8 @@ def _lark_grammar(text: str) -> str:
     try:
         return gbnf_to_lark(text)
     except (GbnfToLarkError, ValueError, RecursionError) as error:
-        raise RequestError(f"structured_outputs.grammar is not valid EBNF: {' '.join(str(error).split())}") from None
+        reason = " ".join(str(error).split())
+        raise RequestError(f"is not valid EBNF: {reason}", param="structured_outputs.grammar") from None
 
 
 def _escape(text: str) -> str:
@@ -98,17 +100,21 @@ def _check_schema(schema: object, name: str) -> None:
         min_properties = _as_number(subschema.get("minProperties"))
         if min_properties is not None and min_properties > num_required + 1:
             raise RequestError(
-                f"{name}: minProperties={min_properties} is not supported beyond the required properties "
-                "and one more: name them in required"
+                f": minProperties={min_properties} is not supported beyond the required properties "
+                "and one more: name them in required",
+                param=name,
             )
         # The drafts differ in which $id such a reference is relative to.
         ref = subschema.get("$ref")
         if isinstance(ref, str) and not ref.startswith("#") and isinstance(subschema.get("$id"), str):
-            raise RequestError(f"{name}: $ref={ref!r} beside an $id is not supported: refer to it with #/$defs/...")
+            raise RequestError(
+                f": $ref={ref!r} beside an $id is not supported: refer to it with #/$defs/...", param=name
+            )
     if multiples and not _is_small_multiple(multiples):
         raise RequestError(
-            f"{name}: multipleOf is supported where the least common multiple of all its values has at most "
-            f"{len(str(MAX_MULTIPLE_OF)) - 1} digits"
+            ": multipleOf is supported where the least common multiple of all its values has at most "
+            f"{len(str(MAX_MULTIPLE_OF)) - 1} digits",
+            param=name,
         )
 
 
@@ -119,7 +125,7 @@ def _check_bounds(subschema: dict[str, Any], name: str) -> None:
         if bound is None or bound != int(bound):
             continue
         if beyond * bound >= _MAX_INTEGER or (abs(bound) < _MAX_INTEGER and int(float(bound)) != bound):
-            raise RequestError(f"{name}: {key}={Decimal(bound):.6g} is not supported: it needs more than 53 bits")
+            raise RequestError(f": {key}={Decimal(bound):.6g} is not supported: it needs more than 53 bits", param=name)
 
 
 def _is_small_multiple(multiples: list[Decimal]) -> bool:

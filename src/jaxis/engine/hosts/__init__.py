@@ -1,1 +1,1 @@
-"""Several hosts that run one model: one decides, and the others make the same program calls."""
+"""Several hosts that run one model: the leader decides, and its followers make the same program calls."""

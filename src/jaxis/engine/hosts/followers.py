@@ -8,22 +8,68 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.execution.program_key import ProgramKey
 from jaxis.engine.hosts import messages
-from jaxis.engine.hosts.channel import ChannelClosedError
-from jaxis.engine.hosts.expected import ExpectedResult
 from jaxis.engine.hosts.meeting import Follower, check_agreement, refuse
 from jaxis.errors import EngineError
-from jaxis.host.frames import frame
+from jaxis.host.channel import ChannelClosedError, to_frame
+from jaxis.parallel import distributed
 
-ReportOf = TypeVar("ReportOf", messages.Found, messages.Loaded)
+# What the last pipeline stage's host computes for the leader, as arrays that wait for that host when they are read.
+
+
+class ExpectedResult:
+    """What a call will have computed on another host.
+
+    Attributes:
+      call: The call's number.
+      arrays: The leaves of its result; None before they have come.
+
+    Args:
+      call: The call's number.
+      wait: Called with this result; returns once `arrays` are there, or raises an error.
+    """
+
+    def __init__(self, call: int, wait: Callable[[ExpectedResult], None]) -> None:
+        self.call, self._wait = call, wait
+        self.arrays: Sequence[np.ndarray] | None = None
+
+    def array(self, index: int) -> ExpectedArray:
+        """One of the leaves."""
+        return ExpectedArray(self, index)
+
+    def read(self) -> Sequence[np.ndarray]:
+        """The leaves, once the other host has sent them.
+
+        Raises:
+          EngineError: The group is lost.
+        """
+        self._wait(self)
+        assert self.arrays is not None
+        return self.arrays
+
+
+class ExpectedArray:
+    """A leaf of an `ExpectedResult`, for `np.asarray`, which waits until the leaf is there."""
+
+    def __init__(self, result: ExpectedResult, index: int) -> None:
+        self._result, self._index = result, index
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self._result.read()[self._index], dtype, copy=copy)
+
+
+ReportOf = TypeVar("ReportOf", messages.ModelFound, messages.WeightsLoaded)
 SILENT_SECONDS = 10.0  # without a sign of life, a host is reported
 LOST_SECONDS = 60.0  # and then given up, unless another limit is set
-SLOW_SECONDS = 10.0  # of compiling longer than this host, a host is reported
+SLOW_SECONDS = 10.0  # a host that compiles so much longer than this one is reported
 WATCH_SECONDS = 0.5
 CLOSE_SECONDS = 20.0
 # Arguments that each host has its own of.
@@ -35,15 +81,17 @@ class Followers:
     """All hosts of a group but this one, the leader.
 
     A follower whose connection ends, that reports a failure, or that is silent for too long is lost, and with it the
-    group: JAX cannot go on with fewer processes. Then everything here raises an error that names the host.
+    group: JAX cannot go on with fewer processes. Then every method raises an error that names the host.
+
+    A `HostGroup`.
 
     Attributes:
       lost_seconds: How long a follower may be silent.
-      on_lost: Called on another thread when the group is lost. By default, a warning is logged.
+      on_lost: Called on another thread when the group is lost. By default, the error is logged.
       num_parameters, weight_bytes: Of the pipeline stages that this host has no part of, once all are loaded.
 
     Args:
-      followers: They have joined.
+      followers: Those that have joined.
     """
 
     def __init__(self, followers: Sequence[Follower]) -> None:
@@ -59,10 +107,10 @@ class Followers:
         self._num_made = dict.fromkeys((follower.rank for follower in followers), 0)
         self._last_words = {follower.rank: time.monotonic() for follower in followers}
         self._reported: set[int] = set()  # ranks whose silence was reported
-        # By the number of a program: the ranks that have it, and why one does not.
-        self._prepared: dict[int, dict[int, str | None]] = {}
+        # By the number of a program: the ranks that have compiled it -> None, or why that rank could not.
+        self._compiled: dict[int, dict[int, str | None]] = {}
         self._num_programs = 0
-        # By the number of a call; those that nobody will read any more are dropped.
+        # By the number of a call; results without a reader are dropped.
         self._expected: WeakValueDictionary[int, ExpectedResult] = WeakValueDictionary()
 
     @property
@@ -76,17 +124,17 @@ class Followers:
         now = time.monotonic()
         return [str(f) for f in self._followers if now - self._last_words[f.rank] > SILENT_SECONDS]
 
-    @property
-    def behind(self) -> list[str]:
-        """The hosts that have not made all calls that were sent, and how many they have made."""
-        return [
+    def give_up(self, reason: str) -> None:
+        """See `HostGroup`; the error also names the hosts that have not made all calls that were sent."""
+        behind = [
             f"{follower} has made {self._num_made[follower.rank]} of {self._num_sent} calls"
             for follower in self._followers
             if self._num_made[follower.rank] < self._num_sent
         ]
+        self._end_group("; ".join([reason, *behind]))
 
     def build(self, args: EngineArgs, facts: dict[str, str]) -> None:
-        """Has all find the model, and checks that they have found the same; before anything is loaded.
+        """Has all followers find the model's files, and checks, before anything is loaded, that the files are the same.
 
         Args:
           args: The engine's arguments.
@@ -99,12 +147,12 @@ class Followers:
         arguments = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
         shared = {name: value for name, value in arguments.items() if name not in _OF_A_PLACE}
         shared = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in shared.items()}
-        self.send(messages.Build(shared))
+        self.send(messages.LoadModel(shared))
         for follower in self._followers:
-            check_agreement(facts, self._next(follower, messages.Found).facts, follower)
+            check_agreement(facts, self._next(follower, messages.ModelFound).facts, follower)
 
     def refuse(self, reason: str) -> None:
-        """Tells all why the group does not start, those that are left."""
+        """Tells all followers that are left why the group does not start."""
         self._is_closing = True
         refuse(self._followers, reason)
 
@@ -114,33 +162,37 @@ class Followers:
         Raises:
           EngineError: A host has ended, or failed.
         """
-        loaded = [self._next(follower, messages.Loaded) for follower in self._followers]
+        loaded = [self._next(follower, messages.WeightsLoaded) for follower in self._followers]
         self.num_parameters = sum(each.num_parameters for each in loaded)
         self.weight_bytes = sum(each.weight_bytes for each in loaded)
         return min([ours, *(each.cache_bytes for each in loaded)])
 
     def watch(self) -> None:
-        """Begins to listen to all, once the messages of the start have been exchanged."""
+        """Begins to listen to all followers, once the messages of the start have been exchanged."""
         for follower in self._followers:
             self._last_words[follower.rank] = time.monotonic()
             threading.Thread(target=self._listen, args=(follower,), name="jaxis-follower", daemon=True).start()
         threading.Thread(target=self._watch_silence, name="jaxis-watchdog", daemon=True).start()
 
     def send(self, message: messages.Call | messages.Setup) -> None:
-        """Sends a message to all.
+        """Sends a message to all followers.
 
         Raises:
           EngineError: The group is lost.
         """
         self.check()
         self._num_sent += isinstance(message, messages.Call)
-        data = frame(messages.encode(message))
+        data = to_frame(message)
         for follower in self._followers:
             try:
                 follower.channel.send_data(data)
             except ChannelClosedError as error:
                 self._lose(follower, f"has ended ({error})")
                 self.check()
+
+    def when_lost(self, callback: Callable[[EngineError], None], stall_seconds: float) -> None:
+        """See `HostGroup`."""
+        self.on_lost, self.lost_seconds = callback, stall_seconds
 
     def wait_until_lost(self, timeout_seconds: float) -> None:
         """Waits for the group to be lost, for so long at most."""
@@ -156,7 +208,7 @@ class Followers:
         """What the call that is sent next will compute, of which a follower sends the result.
 
         Args:
-          wait_for_own: Waits for this host's part of it, without which there is no result; raises its fault.
+          wait_for_own: Waits for this host's part of the call, without which there is no result; raises its error.
         """
 
         def wait(expected: ExpectedResult) -> None:
@@ -168,43 +220,47 @@ class Followers:
             self._expected[expected.call] = expected
         return expected
 
-    def prepare(self, key: Hashable) -> int:
-        """Has all compile a program; returns its number. May be called from several threads."""
+    def start_compiling(self, key: ProgramKey) -> int:
+        """Has all followers compile a program; returns its number. May be called from several threads."""
         with self._changed:
             self._num_programs += 1
             number = self._num_programs
-            self._prepared[number] = {}
-        self.send(messages.Prepare.of(number, key))
+            self._compiled[number] = {}
+        self.send(messages.CompileProgram.of(number, key))
         return number
 
-    def wait_until_prepared(self, number: int) -> None:
-        """Waits until all have compiled a program.
+    def wait_until_compiled(self, number: int) -> None:
+        """Waits until all followers have compiled a program.
 
         Raises:
-          EngineError: One cannot, or the group is lost.
+          EngineError: A follower cannot, or the group is lost.
         """
         with self._changed:
             while not self._changed.wait_for(
-                lambda: self._error or len(self._prepared[number]) == len(self._followers), SLOW_SECONDS
+                lambda: self._error or self._is_closing or len(self._compiled[number]) == len(self._followers),
+                SLOW_SECONDS,
             ):
-                slow = [str(follower) for follower in self._followers if follower.rank not in self._prepared[number]]
+                slow = [str(follower) for follower in self._followers if follower.rank not in self._compiled[number]]
                 _logger.warning("a step waits for a program that %s is still compiling", ", ".join(slow))
             self.check()
+            if self._is_closing:
+                raise EngineError("the engine is closing")
             for follower in self._followers:
-                if (error := self._prepared[number][follower.rank]) is not None:
+                if (error := self._compiled[number][follower.rank]) is not None:
                     raise EngineError(f"{follower} cannot compile a program: {error}")
 
-    def close(self) -> bool:
-        """Tells all to end, if the group is not lost; returns whether it was not."""
-        self._is_closing = True
+    def end(self) -> None:
+        """Tells all followers to end, unless the group is lost, and waits up to `CLOSE_SECONDS` until they have."""
+        with self._changed:
+            if self._is_closing:
+                return
+            self._is_closing = True
+            self._changed.notify_all()
         try:
             self.send(messages.Close())
         except EngineError:
-            return False
-        return True
-
-    def wait_until_ended(self) -> None:
-        """Waits until all followers have ended, up to `CLOSE_SECONDS`."""
+            return
+        distributed.leave()
         with self._changed:
             self._changed.wait_for(lambda: len(self._ended) == len(self._followers), CLOSE_SECONDS)
         for follower in self._followers:
@@ -223,7 +279,7 @@ class Followers:
                 report = follower.channel.receive()
             except ChannelClosedError as error:
                 raise EngineError(f"{follower} has ended ({error})") from None
-            if isinstance(report, messages.Failed):
+            if isinstance(report, messages.HostFailed):
                 raise EngineError(f"{follower} cannot start: {report.message}")
             if isinstance(report, kind):
                 return report
@@ -233,18 +289,18 @@ class Followers:
             while True:
                 report = follower.channel.receive()
                 self._last_words[follower.rank] = time.monotonic()
-                if isinstance(report, messages.Prepared):
+                if isinstance(report, messages.ProgramCompiled):
                     with self._changed:
-                        self._prepared[report.number][follower.rank] = report.error
+                        self._compiled[report.number][follower.rank] = report.error
                         self._changed.notify_all()
-                elif isinstance(report, messages.Computed):
+                elif isinstance(report, messages.CallResult):
                     with self._changed:
                         if (expected := self._expected.get(report.call)) is not None:
                             expected.arrays = [array.array() for array in report.arrays]
                             self._changed.notify_all()
-                elif isinstance(report, messages.Alive):
+                elif isinstance(report, messages.CallsMade):
                     self._num_made[follower.rank] = report.num_calls
-                elif isinstance(report, messages.Failed):
+                elif isinstance(report, messages.HostFailed):
                     self._lose(follower, f"has failed: {report.message}")
         except ChannelClosedError as error:
             with self._changed:
@@ -266,10 +322,9 @@ class Followers:
             time.sleep(WATCH_SECONDS)
 
     def _lose(self, follower: Follower, what: str) -> None:
-        self.give_up(f"{follower} {what}")
+        self._end_group(f"{follower} {what}")
 
-    def give_up(self, reason: str) -> None:
-        """Ends the group."""
+    def _end_group(self, reason: str) -> None:
         with self._changed:
             if self._error is not None or self._is_closing:
                 return

@@ -1,8 +1,8 @@
 """How the hosts of a group find each other, and agree before anything is loaded.
 
-The leader listens at the address that all were given. Each follower connects and says who it is, and which versions it
-runs. Only once all have come and agree do JAX's processes meet: its own meeting would end a process without a word
-where another is missing.
+The leader listens at the address that all were given. Each follower connects and says which host it is, and which
+versions it runs. Only once all have come and agree do JAX's processes meet: its own meeting would end a process without
+a word where another is missing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from jaxis.engine.hosts import messages
-from jaxis.engine.hosts.channel import Channel, ChannelClosedError
 from jaxis.errors import ConfigError, EngineError
+from jaxis.host.channel import Channel, ChannelClosedError
 from jaxis.parallel import distributed
 from jaxis.version import __version__
 
-HELLO_SECONDS = 5.0  # a connection that has not said who it is by then is none of the group's
+HELLO_SECONDS = 5.0  # a connection that has not sent `Hello` by then is closed
 RETRY_SECONDS = 0.2
 _logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def gather(place: HostPlace) -> list[Follower]:
                     _logger.info("%s has come", follower)
         coordinator = f"{place.address}:{distributed.free_port(place.address)}"
         for follower in followers.values():
-            follower.channel.send(messages.Join(coordinator))
+            follower.channel.send(messages.JoinGroup(coordinator))
     except ChannelClosedError as error:
         raise EngineError(f"a host has ended before the group began: {error}") from None
     except BaseException as error:
@@ -120,7 +120,7 @@ def refuse(followers: Iterable[Follower], reason: str) -> None:
     """Tells followers that the group does not start."""
     for follower in followers:
         try:
-            follower.channel.send(messages.Refused(reason))
+            follower.channel.send(messages.GroupRefused(reason))
         except ChannelClosedError:
             continue
         follower.channel.finish()
@@ -133,16 +133,16 @@ def join(place: HostPlace) -> Channel[messages.Call | messages.Setup]:
       ConfigError: The leader refuses the group.
       EngineError: There is no leader in time, or it has ended.
     """
-    channel = Channel(_connect(place), messages.decode_order)
+    channel = Channel(_connect(place), messages.ORDERS, messages.MAX_BYTES)
     name = socket.gethostname()
     try:
         channel.send(messages.Hello(place.rank, place.num_hosts, name, software()))
         order = channel.receive()
     except ChannelClosedError:
         raise EngineError(f"the leader at {place.address}:{place.port} has ended") from None
-    if isinstance(order, messages.Refused):
+    if isinstance(order, messages.GroupRefused):
         raise ConfigError(order.reason)
-    if not isinstance(order, messages.Join):
+    if not isinstance(order, messages.JoinGroup):
         raise EngineError(f"the leader at {place.address}:{place.port} sent {type(order).__name__} first")
     distributed.initialize(order.coordinator, place.num_hosts, place.rank, place.timeout_seconds)
     return channel
@@ -162,7 +162,7 @@ def _greet(
     connection: socket.socket, address: str, place: HostPlace, followers: Mapping[int, Follower]
 ) -> Follower | None:
     """A new connection as a follower; None for a stranger's."""
-    channel = Channel(connection, messages.decode_report, messages.MAX_HELLO_BYTES)
+    channel = Channel(connection, messages.REPORTS, messages.MAX_HELLO_BYTES)
     try:
         hello = channel.receive(HELLO_SECONDS)
     except (TimeoutError, ChannelClosedError) as error:
@@ -179,7 +179,7 @@ def _greet(
     except ConfigError as error:
         refuse([follower], str(error))
         raise
-    channel.admit()
+    channel.admit(messages.MAX_BYTES)
     return follower
 
 

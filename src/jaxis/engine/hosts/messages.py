@@ -1,32 +1,38 @@
-"""What the leader of a group of hosts and its followers say to each other: MessagePack of fixed types, no pickle."""
+"""Operands of program calls for other hosts: of a vector, the elements that changed since the program's last call.
+
+A step's vector has the block tables of its requests, which are long and hardly change: a decode changes a position and
+a length for each request, and an entry of its table every `block_size` steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from jaxis.engine.execution.program_key import ProgramKey
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey, LogitsKey, SampleKey, WholeKey
 
-# A step's vector, or token masks of a step, at most. Nobody who belongs here sends more.
+# At most; the largest messages have a step's vector, or the token masks of a step.
 MAX_BYTES = 1 << 30
 MAX_HELLO_BYTES = 1 << 16
 
+# The programs that run on several hosts.
 _KEYS: dict[str, type] = {key.__name__: key for key in (ForwardKey, SampleKey, GreedyStepKey, LogitsKey, WholeKey)}
 
 
 # From a follower.
 
 
-class Hello(msgspec.Struct, tag="hello"):
-    """The first message.
+class Hello(msgspec.Struct, tag=True):
+    """The first message: a host asks to join the group.
 
     Attributes:
       rank: Which host of the group this is, from 1.
-      num_hosts: Of the group, as this host was told.
-      name: The machine's.
+      num_hosts: The size of the group that this host was told.
+      name: The machine's host name.
       facts: What must be the same on all hosts, by name.
     """
 
@@ -36,19 +42,23 @@ class Hello(msgspec.Struct, tag="hello"):
     facts: dict[str, str]
 
 
-class Found(msgspec.Struct, tag="found"):
-    """What must be the same on all hosts once the model's files were found; see `Hello.facts`."""
+class ModelFound(msgspec.Struct, tag=True):
+    """This host has the files of the model.
+
+    Attributes:
+      facts: What must be the same on all hosts, such as the files' digest, by name.
+    """
 
     facts: dict[str, str]
 
 
-class Loaded(msgspec.Struct, tag="loaded"):
-    """The weights are loaded.
+class WeightsLoaded(msgspec.Struct, tag=True):
+    """This host has loaded its part of the weights.
 
     Attributes:
-      cache_bytes: That the caches of all hosts together may take, for what this one has for its part of them.
-      num_parameters: Of the pipeline stages that no host of a lower rank has.
-      weight_bytes: Of these stages, on all devices together.
+      cache_bytes: Bytes that the caches of all hosts together may take, given this host's memory for its part of them.
+      num_parameters: Parameters of the pipeline stages that no host of a lower rank has.
+      weight_bytes: Bytes of these stages' weights, on all devices together.
     """
 
     cache_bytes: int
@@ -56,21 +66,30 @@ class Loaded(msgspec.Struct, tag="loaded"):
     weight_bytes: int = 0
 
 
-class Prepared(msgspec.Struct, tag="prepared"):
-    """A program was compiled, or why not."""
+class ProgramCompiled(msgspec.Struct, tag=True):
+    """A program was compiled.
+
+    Attributes:
+      number: The program's; see `CompileProgram`.
+      error: Why it could not be compiled; None if it was.
+    """
 
     number: int
     error: str | None
 
 
-class Alive(msgspec.Struct, tag="alive"):
-    """Sent twice a second: how many calls this host has made."""
+class CallsMade(msgspec.Struct, tag=True):
+    """Sent twice a second: a sign of life, and how far the host is.
+
+    Attributes:
+      num_calls: Calls of the leader that this host has made since the start.
+    """
 
     num_calls: int
 
 
 class Array(msgspec.Struct):
-    """An array of numbers."""
+    """A NumPy array."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -85,16 +104,16 @@ class Array(msgspec.Struct):
         """The array again.
 
         Raises:
-          ValueError: The bytes are not those of such an array.
+          ValueError: `data` does not have the bytes of such an array.
         """
         return np.frombuffer(self.data, self.dtype).reshape(self.shape)
 
 
-class Computed(msgspec.Struct, tag="computed"):
-    """What a call has computed that the leader, which has no part of the last pipeline stage, wants to know.
+class CallResult(msgspec.Struct, tag=True):
+    """What a call has computed, for a leader that has no part of the last pipeline stage.
 
     Attributes:
-      call: Its number; all hosts count calls from 1.
+      call: The call's number; all hosts count calls from 1.
       arrays: The leaves of its result.
     """
 
@@ -102,8 +121,13 @@ class Computed(msgspec.Struct, tag="computed"):
     arrays: list[Array]
 
 
-class Failed(msgspec.Struct, tag="failed"):
-    """This host cannot go on."""
+class HostFailed(msgspec.Struct, tag=True):
+    """A host ends because of an exception.
+
+    Attributes:
+      kind: The name of the exception's class.
+      message: Its first line.
+    """
 
     kind: str
     message: str
@@ -112,43 +136,61 @@ class Failed(msgspec.Struct, tag="failed"):
 # From the leader.
 
 
-class Refused(msgspec.Struct, tag="refused"):
+class GroupRefused(msgspec.Struct, tag=True):
     """The group does not start."""
 
     reason: str
 
 
-class Join(msgspec.Struct, tag="join"):
-    """All hosts are there: where JAX's processes meet."""
+class JoinGroup(msgspec.Struct, tag=True):
+    """All hosts have come.
+
+    Attributes:
+      coordinator: The address of JAX's coordination service.
+    """
 
     coordinator: str
 
 
-class Build(msgspec.Struct, tag="build"):
-    """The arguments of the engine, without those of a place."""
+class LoadModel(msgspec.Struct, tag=True):
+    """Load the model.
+
+    Attributes:
+      arguments: The engine's, but for those that each host has its own of.
+    """
 
     arguments: dict[str, Any]
 
 
-class Allocate(msgspec.Struct, tag="allocate"):
-    """How many bytes the caches of all hosts together may take."""
+class AllocateCaches(msgspec.Struct, tag=True):
+    """Allocate the caches.
+
+    Attributes:
+      cache_bytes: Bytes of the caches of all hosts together.
+    """
 
     cache_bytes: int
 
 
-class Prepare(msgspec.Struct, tag="prepare"):
-    """Compile a program, which later messages call by its number."""
+class CompileProgram(msgspec.Struct, tag=True):
+    """Compile a program.
+
+    Attributes:
+      number: By which later messages name the program.
+      kind: The name of its key's class.
+      key: The key's fields.
+    """
 
     number: int
     kind: str
     key: msgspec.Raw
 
     @classmethod
-    def of(cls, number: int, key: Hashable) -> Prepare:
+    def of(cls, number: int, key: ProgramKey) -> CompileProgram:
         """The message for a program's key."""
-        return cls(number, type(key).__name__, msgspec.Raw(_encoder.encode(key)))
+        return cls(number, type(key).__name__, msgspec.Raw(msgspec.msgpack.encode(key)))
 
-    def program_key(self) -> Hashable:
+    def program_key(self) -> ProgramKey:
         """The key again.
 
         Raises:
@@ -159,95 +201,114 @@ class Prepare(msgspec.Struct, tag="prepare"):
         return msgspec.msgpack.decode(self.key, type=_KEYS[self.kind])
 
 
-class Vector(msgspec.Struct):
-    """An int32 vector of a program's call; see `vectors`.
+class Vector(msgspec.Struct, tag=True):
+    """An int32 vector of a program's call; see `operands.SentOperands`.
 
     Attributes:
       values: Its bytes, or those of the elements that have changed since the last call of the program.
-      changed: The bytes of these elements' int32 indices; None if all values are here.
+      changed: The bytes of these elements' int32 indices; None if `values` has all elements.
     """
 
     values: bytes
     changed: bytes | None = None
 
 
-class Forward(msgspec.Struct, tag="forward"):
-    """`Executor.forward`."""
+Operand = Vector | int | None
+
+
+class Run(msgspec.Struct, tag=True):
+    """`Executor.run` of a compiled program.
+
+    Attributes:
+      number: The program's; see `CompileProgram`.
+      operands: By `operands.SentOperands`.
+    """
 
     number: int
-    packed: Vector
+    operands: list[Operand]
 
 
-class GreedyStep(msgspec.Struct, tag="greedy"):
-    """`Executor.greedy_step`."""
-
-    number: int
-    packed: Vector
-
-
-class Sample(msgspec.Struct, tag="sample"):
-    """`Executor.sample`."""
-
-    number: int
-    parameters: Vector | None
-
-
-class Whole(msgspec.Struct, tag="whole"):
-    """`Executor.whole`."""
-
-    number: int
-    input_ids: bytes
-    num_tokens: int
-
-
-class Logits(msgspec.Struct, tag="logits"):
-    """`Executor.logits`."""
-
-    number: int
-    rows: bytes
-    targets: bytes | None
-
-
-class Recover(msgspec.Struct, tag="recover"):
+class Recover(msgspec.Struct, tag=True):
     """`Executor.recover`."""
 
 
-class Close(msgspec.Struct, tag="close"):
-    """The end."""
+class Close(msgspec.Struct, tag=True):
+    """The group ends."""
 
 
-Call = Forward | GreedyStep | Sample | Whole | Logits | Recover | Close
-Setup = Refused | Join | Build | Allocate | Prepare
-Report = Hello | Found | Loaded | Prepared | Alive | Computed | Failed
+Call = Run | Recover | Close
+Setup = GroupRefused | JoinGroup | LoadModel | AllocateCaches | CompileProgram
+Report = Hello | ModelFound | WeightsLoaded | ProgramCompiled | CallsMade | CallResult | HostFailed
 
-_encoder = msgspec.msgpack.Encoder()
-_order_decoder = msgspec.msgpack.Decoder(Call | Setup)
-_report_decoder = msgspec.msgpack.Decoder(Report)
-
-
-def encode(message: Call | Setup | Report) -> bytes:
-    """A message as bytes."""
-    return _encoder.encode(message)
+ORDERS = msgspec.msgpack.Decoder(Call | Setup)
+"""Decodes a message of the leader."""
+REPORTS = msgspec.msgpack.Decoder(Report)
+"""Decodes a message of a follower."""
 
 
-def decode_order(data: bytes) -> Call | Setup:
-    """A message of the leader.
-
-    Raises:
-      msgspec.DecodeError: It is none.
-    """
-    return _order_decoder.decode(data)
+# Operands of program calls for other hosts: of a vector, the elements that changed since the program's last call.
+#
+# A step's vector has the block tables of its requests, which are long and hardly change: a decode changes a position
+# and a length for each request, and an entry of its table every `block_size` steps.
 
 
-def decode_report(data: bytes) -> Report:
-    """A message of a follower.
-
-    Raises:
-      msgspec.DecodeError: It is none.
-    """
-    return _report_decoder.decode(data)
+HostOperand = np.ndarray | int | None
 
 
-def vector(data: bytes) -> np.ndarray:
-    """The int32 vector whose bytes these are."""
-    return np.frombuffer(data, np.int32)
+class SentOperands:
+    """What the followers have of each program's last vectors; the leader's side."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, int], np.ndarray] = {}
+
+    def encode(self, number: int, operands: Sequence[HostOperand]) -> list[Operand]:
+        """What to send for a call's operands.
+
+        Args:
+          number: Of the program.
+          operands: Integers, None, and int32 vectors. A vector is kept; the caller must not write to it before
+            the next call of the program has been encoded.
+        """
+        return [
+            self._encode((number, index), operand) if isinstance(operand, np.ndarray) else operand
+            for index, operand in enumerate(operands)
+        ]
+
+    def _encode(self, place: tuple[int, int], vector: np.ndarray) -> Vector:
+        last = self._last.get(place)
+        self._last[place] = vector
+        if last is not None and last.shape == vector.shape:
+            indices = np.flatnonzero(last != vector).astype(np.int32)
+            if 2 * indices.size < vector.size:
+                return Vector(vector[indices].tobytes(), indices.tobytes())
+        return Vector(vector.tobytes())
+
+
+class ReceivedOperands:
+    """Rebuilds what `SentOperands` encodes; a follower's side."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, int], np.ndarray] = {}
+
+    def decode(self, number: int, operands: Sequence[Operand]) -> list[HostOperand]:
+        """The operands that program `number` is called with.
+
+        Raises:
+          ValueError: A vector's changes do not fit the program's last vector.
+        """
+        return [
+            self._decode((number, index), operand) if isinstance(operand, Vector) else operand
+            for index, operand in enumerate(operands)
+        ]
+
+    def _decode(self, place: tuple[int, int], message: Vector) -> np.ndarray:
+        values = np.frombuffer(message.values, np.int32)
+        if message.changed is not None:
+            indices, last = np.frombuffer(message.changed, np.int32), self._last.get(place)
+            if last is None or indices.size != values.size or np.any((indices < 0) | (indices >= last.size)):
+                raise ValueError(f"changes to a vector of program {place[0]} that do not go with its last one")
+            # Devices may still read the last vector.
+            changed, values = values, last.copy()
+            values[indices] = changed
+        self._last[place] = values
+        return values

@@ -71,7 +71,7 @@ class HostTier:
             self._pinned_bytes += block.nbytes
 
     def unpin(self, key: BlockKey) -> None:
-        """Ends that; the block is now the one used last."""
+        """Lets a pinned block make room for others again; it is now the one used last."""
         block = self._pinned.pop(key, None)
         if block is not None:
             self._blocks[key] = block

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections import OrderedDict
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxis.config.kv_transfer import is_loopback
+from jaxis.engine.kv_connector import TierStats
 from jaxis.engine.kv_store.block_layout import StoredBlockLayout
 from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.engine.kv_store.peer_protocol import (
@@ -20,20 +22,16 @@ from jaxis.engine.kv_store.peer_protocol import (
     OVERHEAD_BYTES,
     Ask,
     Block,
-    Challenge,
     Have,
-    PeerConnection,
+    PeerChannel,
     PeerError,
     PeerTimeoutError,
-    Seal,
+    Ready,
     Want,
-    block_parts,
-    new_nonce,
     pack_places,
     unpack_known,
 )
-from jaxis.engine.kv_store.stats import TierStats
-from jaxis.host.deadline import Deadline
+from jaxis.host.threads import Deadline
 
 CONNECT_SECONDS = 2.0
 # Of an engine that computes what was asked for, something is heard more often.
@@ -55,13 +53,13 @@ class PeerClient:
     Args:
       namespace: What the bytes of blocks depend on, besides their tokens.
       layout: How blocks are exchanged.
-      token: What both sides know; empty: only engines on this machine are asked.
+      tls: Of connections; None: only engines on this machine are asked, without TLS.
       stats: Counts what has arrived as loaded, what the others did not have as missed, and what did not arrive for
         another reason as failed.
     """
 
-    def __init__(self, namespace: str, layout: StoredBlockLayout, token: bytes, stats: TierStats) -> None:
-        self._namespace, self._layout, self._token = namespace, layout, token
+    def __init__(self, namespace: str, layout: StoredBlockLayout, tls: ssl.SSLContext | None, stats: TierStats) -> None:
+        self._namespace, self._layout, self._tls = namespace, layout, tls
         self._stats = stats
         self._avoided: OrderedDict[tuple[str, int], float] = OrderedDict()
         self._reasons: set[str] = set()
@@ -125,8 +123,8 @@ class PeerClient:
 
     def _check(self, address: tuple[str, int]) -> None:
         host, _ = address
-        if not self._token and not is_loopback(host):
-            raise PeerError("without token_file in kv_connector_extra_config, only engines on this machine are asked")
+        if self._tls is None and not is_loopback(host):
+            raise PeerError("without ssl_certfile in kv_connector_extra_config, only engines on this machine are asked")
         if self._avoided.get(address, 0.0) > time.monotonic():
             raise PeerError(f"it did not answer in the last {AVOID_SECONDS:g} seconds")
 
@@ -142,38 +140,39 @@ class PeerClient:
         block_bytes = self._layout.shared_bytes
         num_groups = len(block_bytes)
         max_bytes = max(*block_bytes, num_groups * len(digests)) + OVERHEAD_BYTES
-        try:
-            connection = socket.create_connection(address, min(CONNECT_SECONDS, deadline.left or CONNECT_SECONDS))
-        except OSError:
-            self._avoid(address)
-            raise
-        with connection:
-            peer = PeerConnection(connection, max_bytes, deadline, PATIENCE_SECONDS)
+        with self._connect(address, deadline) as connection:
+            peer = PeerChannel(connection, max_bytes, deadline, PATIENCE_SECONDS)
             try:
-                challenge = peer.receive(Challenge, CONNECT_SECONDS)
+                ready = peer.receive(Ready, CONNECT_SECONDS)
             except PeerTimeoutError:
                 if not deadline.is_cancelled:
                     self._avoid(address)
                 raise
-            ask = Ask(self._namespace, new_nonce(), b"".join(digests), transfer_id, b"")
-            seal = Seal(self._token, challenge.nonce, ask.nonce)
-            ask.checksum = seal.checksum(Ask, *ask.parts())
-            peer.send(ask)
-            have = peer.receive(Have)
-            seal.check(have, have.known)
-            places = choose(unpack_known(have.known, num_groups, len(digests)))
+            if ready.namespace != self._namespace:
+                raise PeerError("its model, version, machine or arguments differ")
+            peer.send(Ask(b"".join(digests), transfer_id))
+            places = choose(unpack_known(peer.receive(Have).known, num_groups, len(digests)))
             if not places:
                 return
-            data = pack_places(places)
-            peer.send(Want(data, seal.checksum(Want, data)))
+            peer.send(Want(pack_places(places)))
             for group, index in places:
                 block = peer.receive(Block)
-                key = (group, digests[index])
-                seal.check(block, *block_parts(key, block.data))
+                if (block.group, block.index) != (group, index):
+                    raise PeerError("another block than the next one")
                 if block.data is None or len(block.data) != block_bytes[group]:
                     raise PeerError("a block is gone, or of another size")
-                if not put(key, np.frombuffer(block.data, np.uint8)):
+                if not put((group, digests[index]), np.frombuffer(block.data, np.uint8)):
                     return
+
+    def _connect(self, address: tuple[str, int], deadline: Deadline) -> socket.socket:
+        seconds = min(CONNECT_SECONDS, deadline.left or CONNECT_SECONDS)
+        try:
+            connection = socket.create_connection(address, seconds)
+            return connection if self._tls is None else self._tls.wrap_socket(connection)
+        except OSError:
+            if not deadline.is_cancelled:
+                self._avoid(address)
+            raise
 
     def _avoid(self, address: tuple[str, int]) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
 """The store of blocks by digest: the host's memory, and below it the disk.
 
-Other engines get blocks from memory (`peer_server`), and blocks of theirs are put there (`peer_client`).
+Other engines get blocks from memory (`peers`), and blocks of theirs are put there (`peer_client`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from jaxis.engine.kv_connector import TierStats
 from jaxis.engine.kv_store.disk_tier import DiskTier
-from jaxis.engine.kv_store.expected_blocks import ExpectedBlocks
 from jaxis.engine.kv_store.host_tier import BlockKey, HostTier
-from jaxis.engine.kv_store.leases import Leases
-from jaxis.engine.kv_store.stats import TierStats
-from jaxis.host.deadline import Deadline
+from jaxis.engine.kv_store.promises import ExpectedBlocks, Leases
+from jaxis.host.threads import Deadline
 
 LEASE_SECONDS = 60.0
 
@@ -136,7 +135,7 @@ class KVStore:
 
         Args:
           keys: Of a prompt's blocks.
-          transfer_id: See `expect`. If that has ended, nobody will come for them any more, and they are not kept.
+          transfer_id: See `expect`. If that transfer has ended, no engine will ask for the blocks: they are not kept.
         """
         with self._lock:
             if transfer_id is not None and self._expected.has_ended(transfer_id):

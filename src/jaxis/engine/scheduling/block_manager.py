@@ -8,17 +8,15 @@ module only counts: block ids index arrays that the runner allocates.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.engine.scheduling.block_digests import extend_digests
-from jaxis.engine.scheduling.block_moves import BlockMoveQueue, BlockMoves, BlockStore, SavedBlock
-from jaxis.engine.scheduling.block_pool import BlockObserver, BlockPool
-from jaxis.engine.scheduling.cache_events import CacheEventRecorder
-from jaxis.engine.scheduling.prefix_search import PrefixSearch
+from jaxis.engine.scheduling.block_connector import NO_CONNECTOR, BlockConnector, LoadedBlock
+from jaxis.engine.scheduling.block_pool import BlockPool
+from jaxis.engine.scheduling.prefix_search import PrefixSearch, extend_digests
 from jaxis.engine.scheduling.sequence import NO_SLOT, BlockTable, Sequence
 from jaxis.engine.scheduling.state_slots import StateManager, StateStep
 from jaxis.errors import ConfigError
@@ -34,12 +32,14 @@ class CachedPrefix:
     """The longest known prefix of a sequence's tokens.
 
     Attributes:
-      num_blocks: Its blocks.
-      block_tables: What there is of it in each group; all end at the same block. NO_BLOCK: not on the device.
-      state_slot: The slot of the recurrent states after it; NO_SLOT if it is empty, the model has no such states, or
-        they are not on the device.
+      num_blocks: Blocks of the prefix.
+      block_tables: The prefix's blocks in each group; all tables end at the same block. NO_BLOCK: a block that is not
+        on the device.
+      state_slot: The slot of the recurrent states after the prefix; NO_SLOT if the prefix is empty, the model has no
+        such states, or they are not on the device.
       state_cut: Where a step of the sequence is to end (see `SequenceState.cut`); 0: nowhere in particular.
-      stored: What is not on the device, by group and index of the block; see `BlockStore.find`.
+      stored: The contents of blocks that are not on the device, by group and index of the block; see
+        `BlockConnector.find`.
     """
 
     num_blocks: int
@@ -59,10 +59,10 @@ class BlockManager:
 
     A full block is named by SHA-256 over its parent's digest and its exact token ids; the first block's parent is
     derived from the sequence's salt. So equal digests mean equal salt and equal tokens from position 0 on. Only full
-    blocks are registered and thus shared, and nobody writes to a full block: sharing needs no copy-on-write.
+    blocks are registered and thus shared, and no sequence writes to a full block: sharing needs no copy-on-write.
 
-    With a store, blocks that are evicted from the pools go there, and a prefix may go on there. What a sequence finds
-    there gets fresh blocks, into which it is copied before the sequence's first step (`take_moves`).
+    A prefix may go on beyond the device, where `connector` keeps blocks. What a sequence finds there gets fresh blocks,
+    into which it is copied before the sequence's first step.
 
     Attributes:
       spans: Each group's, full context first if there is such a group.
@@ -71,6 +71,7 @@ class BlockManager:
       search: Finds how long a prefix is known.
       states: The slots of recurrent states; None if no layer has any.
       enable_prefix_caching: Whether blocks are registered and looked up.
+      connector: What keeps or follows blocks beyond the device.
       prefix_cache_queries: Prompt tokens looked up, each sequence counted once, when first admitted.
       prefix_cache_hits: How many of those were found.
     """
@@ -81,9 +82,7 @@ class BlockManager:
         block_size: int,
         enable_prefix_caching: bool = True,
         num_state_slots: int | None = None,
-        store: BlockStore | None = None,
-        events: CacheEventRecorder | None = None,
-        num_seen_again: int = 0,
+        connector: BlockConnector = NO_CONNECTOR,
     ) -> None:
         """Creates the pools; raises ConfigError if a size is not positive.
 
@@ -92,10 +91,7 @@ class BlockManager:
           block_size: B.
           enable_prefix_caching: Whether to keep and find known prefixes.
           num_state_slots: Slots for recurrent states; None if no layer has any.
-          store: Where evicted blocks go; None: nowhere.
-          events: Gets what happens to the registered blocks; None: nobody wants to know.
-          num_seen_again: Tokens before those of a step that layers see again; while there is room, what is in their
-            windows is kept, too.
+          connector: See above.
         """
         if min(num_blocks.values(), default=1) < 1 or block_size < 1:
             sizes = ", ".join(map(str, num_blocks.values()))
@@ -103,19 +99,14 @@ class BlockManager:
         self.spans = tuple(num_blocks)
         if FULL_CONTEXT in self.spans[1:]:
             raise ValueError("layers with full context must be the first group")
-        self._events, self._num_seen_again = events, num_seen_again
-        has_states = num_state_slots is not None
-        self._store, self._moves = store, None
-        if store is not None:
-            self._moves = BlockMoveQueue(store, len(num_blocks) if has_states else None)
-        observers: list[BlockObserver] = [observer for observer in (self._moves, events) if observer is not None]
-        self.pools = tuple(BlockPool(number, group, observers) for group, number in enumerate(num_blocks.values()))
+        self.connector = connector
+        self.pools = tuple(BlockPool(number, group, connector) for group, number in enumerate(num_blocks.values()))
         self.states = None
         if num_state_slots is not None:
-            state_pool = BlockPool(num_state_slots, len(num_blocks), observers)
+            state_pool = BlockPool(num_state_slots, len(num_blocks), connector)
             self.states = StateManager(state_pool, block_size, enable_prefix_caching)
         self._all_pools = self.pools if self.states is None else (*self.pools, self.states.pool)
-        self.search = PrefixSearch(self.spans, block_size, has_states=has_states)
+        self.search = PrefixSearch(self.spans, block_size, has_states=self.states is not None)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.prefix_cache_queries = 0
@@ -157,7 +148,7 @@ class BlockManager:
         return None
 
     def has_room_for(self, num_tokens: int) -> bool:
-        """Whether so many more tokens, with what they see of each other, find free blocks in every pool."""
+        """Whether every pool has free blocks for this many more tokens, and for what they see of each other."""
         return all(
             pool.num_free_blocks >= span.max_held_blocks(1, num_tokens, self.block_size, num_tokens)
             for span, pool in zip(self.spans, self.pools, strict=True)
@@ -206,23 +197,25 @@ class BlockManager:
     def get_cached_prefix(self, sequence: Sequence) -> CachedPrefix:
         """The longest known prefix of the sequence's tokens.
 
-        With full context, every block of the prefix is known; with a window, those that the first token after it sees;
-        with recurrent states, those after its last block.
-        At least one token is left to compute, for its logits: a sequence found whole recomputes its last block, in a
-        block of its own. A sequence for prompt log-probabilities needs every position's logits and finds nothing.
+        With full context, every block of the prefix is known; with a window, the blocks that the first token after the
+        prefix sees; with recurrent states, the states after its last block. At least one token is left to compute, for
+        its logits: a sequence found whole recomputes its last block, in a block of its own. A sequence for prompt
+        log-probabilities needs every position's logits and finds nothing.
         """
         prefix = None
         if self._uses_prefix_cache(sequence):
             digests = self._digests(sequence, (sequence.num_tokens - 1) // self.block_size)
-            while prefix is None:  # what the store has may be evicted there between two looks
+            while prefix is None:  # what the connector has may be evicted there between two looks
                 prefix = self._known_prefix(digests)
         return prefix or CachedPrefix(0, [BlockTable() for _ in self.spans])
 
     def is_known(self, group: int, digest: bytes) -> bool:
-        """Whether a block, or a state, is in its group's pool or in the store. Other threads may ask."""
-        if self._all_pools[group].find(digest) is not None:
-            return True
-        return self._store is not None and self._store.has(group, digest)
+        """Whether a block, or a state, is in its group's pool or beyond the device. Other threads may call this."""
+        return self.block_of(group, digest) is not None or self.connector.has(group, digest)
+
+    def block_of(self, group: int, digest: bytes) -> int | None:
+        """The block, or slot, of its group's pool that holds what the digest names."""
+        return self._all_pools[group].find(digest)
 
     def admit(self, sequence: Sequence, prefix: CachedPrefix, num_tokens: int, max_step_tokens: int) -> bool:
         """Allocates the blocks that a waiting sequence needs to start, or changes nothing if there are too few.
@@ -255,24 +248,30 @@ class BlockManager:
                 return False
         for pool, found in zip(self.pools, on_device, strict=True):
             pool.hold(found)
-        self._load(sequence, prefix)
+        loads = self._load(sequence, prefix)
         for span, pool, table in groups:
             stop = num_needed_blocks if span == FULL_CONTEXT else self.num_blocks_for(num_tokens)
             table.block_ids.extend(pool.take() for _ in range(stop - table.stop))
         if self.states is not None:
-            slot = self._load_state(sequence, prefix) if loads_state else prefix.state_slot
+            slot = prefix.state_slot
+            if loads_state:
+                index = prefix.num_blocks - 1
+                digest = sequence.block_digests[index]
+                slot = self.states.restore(digest)
+                loads.append(LoadedBlock(len(self.spans), digest, slot, prefix.stored[len(self.spans), index]))
             self.states.start(sequence, slot, prefix.state_cut)
         sequence.block_tables = prefix.block_tables
         sequence.num_registered_blocks = prefix.num_blocks
         sequence.num_computed_tokens = prefix.num_blocks * self.block_size
-        if self._events is not None and prefix.stored:
-            self._events.describe(sequence, 0, prefix.num_blocks, self.block_size)
-        # A preempted sequence finds its own blocks again, which saves nothing worth reporting.
-        if sequence.num_preemptions == 0 and self._uses_prefix_cache(sequence):
-            sequence.num_cached_tokens = sequence.num_computed_tokens
-            self.prefix_cache_queries += sequence.num_prompt_tokens
-            self.prefix_cache_hits += sequence.num_cached_tokens
-        self._note_admitted(sequence, prefix)
+        num_missing = 0
+        if self._uses_prefix_cache(sequence):
+            num_missing = max(0, sequence.num_prompt_tokens // self.block_size - prefix.num_blocks)
+            # A preempted sequence finds its own blocks again, which saves nothing worth reporting.
+            if sequence.num_preemptions == 0:
+                sequence.num_cached_tokens = sequence.num_computed_tokens
+                self.prefix_cache_queries += sequence.num_prompt_tokens
+                self.prefix_cache_hits += sequence.num_cached_tokens
+        self.connector.allocated(sequence, prefix.num_blocks, loads, num_missing)
         return True
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -286,7 +285,7 @@ class BlockManager:
         # No table is shorter than the last.
         num_spare = sequence.block_tables[-1].stop - self.num_blocks_for(num_tokens) if sequence.block_tables else -1
         if num_spare > 0:  # made for drafts
-            self._give_back_unseen(sequence, sequence.num_computed_tokens - self._num_seen_again)
+            self._give_back_unseen(sequence, sequence.num_computed_tokens)
         if num_spare >= 0:
             return True  # nearly every decode
         if not sequence.block_tables:
@@ -299,13 +298,11 @@ class BlockManager:
 
     def extend(self, sequence: Sequence, start: int, num_tokens: int) -> bool:
         """As `allocate`, in the midst of a step that computes the sequence's tokens from position `start` on."""
-        self._give_back_unseen(sequence, start - self._num_seen_again)
+        self._give_back_unseen(sequence, start)
         num_blocks = self.num_blocks_for(num_tokens)
         groups = list(zip(self.pools, sequence.block_tables, strict=True))
         if any(num_blocks - table.stop > pool.num_free_blocks for pool, table in groups):
-            self._give_back_unseen(sequence, start)
-            if any(num_blocks - table.stop > pool.num_free_blocks for pool, table in groups):
-                return False
+            return False
         for pool, table in groups:
             table.block_ids.extend(pool.take() for _ in range(num_blocks - table.stop))
         return True
@@ -323,8 +320,8 @@ class BlockManager:
     def cache_full_blocks(self, sequence: Sequence) -> None:
         """Registers the sequence's blocks that are full of computed tokens whose values are known.
 
-        Where an equal block is registered already (two sequences computed the same prefix side by side), the first one
-        stays and this one remains the sequence's own.
+        Where an equal block is registered already (two sequences computed the same prefix side by side), the first
+        block stays registered, and this block remains the sequence's own.
         """
         if sequence.num_computed_tokens // self.block_size <= sequence.num_registered_blocks:
             return  # nearly every decode
@@ -338,8 +335,7 @@ class BlockManager:
             # With a short window a block may have been freed before the values of its tokens were known.
             for index in range(max(sequence.num_registered_blocks, table.first), num_full):
                 pool.register(digests[index], table.block_ids[index - table.first])
-        if self._events is not None:
-            self._events.describe(sequence, sequence.num_registered_blocks, num_full, self.block_size)
+        self.connector.computed(sequence, sequence.num_registered_blocks, num_full)
         if self.states is not None and sequence.state is not None:
             self.states.register(sequence, digests)
         sequence.num_registered_blocks = num_full
@@ -349,68 +345,23 @@ class BlockManager:
         for pool in self._all_pools:
             for digest in sequence.block_digests:
                 pool.unregister(digest)
-        if self._store is not None:
-            self._store.remove(sequence.block_digests)
+        self.connector.removed(sequence.block_digests)
 
     def reset_prefix_cache(self) -> None:
         """Unregisters every block: no sequence will find what was computed before."""
         for pool in self._all_pools:
             pool.unregister_all()
-        if self._store is not None:
-            self._store.clear()
-        if self._events is not None:
-            self._events.clear()
+        self.connector.cleared()
 
-    def take_moves(self) -> BlockMoves | None:
-        """What is to be copied before the step that was scheduled last runs; to be called once for each step."""
-        return None if self._moves is None else self._moves.take()
-
-    def save_states(self) -> None:
-        """Queues all kept states that are not in the store."""
-        if self.states is not None:
-            self.save([(len(self.spans), digest) for digest, _ in self.states.pool.registered_blocks()])
-
-    def save(self, keys: Iterable[tuple[int, bytes]]) -> None:
-        """Queues blocks, and states, that are on the device and not in the store, by group and digest."""
-        if self._moves is not None:
-            for group, digest in keys:
-                if (block_id := self._all_pools[group].find(digest)) is not None:
-                    self._moves.save(group, digest, block_id)
-
-    def prompt_keys(self, sequence: Sequence) -> list[tuple[int, bytes]]:
-        """What another sequence with the same prompt needs: groups and digests of blocks, and of the state."""
-        digests = self._digests(sequence, (sequence.num_prompt_tokens - 1) // self.block_size)
-        return [(group, digests[index]) for group, index in self.search.blocks_of(len(digests))]
-
-    def hand_over(self, sequence: Sequence) -> list[SavedBlock]:
-        """What was computed of a prompt, since the last call, that another engine needs and the store does not have.
-
-        It needs what `prompt_keys` names: of layers with a window or a state, only the end.
-        """
-        found: list[SavedBlock] = []
-        if self._store is None:
-            return found
-        digests = self._digests(sequence, (sequence.num_prompt_tokens - 1) // self.block_size)
-        start, stop = sequence.num_handed_over_blocks, sequence.num_registered_blocks
-        for group, index in self.search.blocks_of(len(digests)):
-            if start <= index < stop and not self._store.has(group, digests[index]):
-                block_id = self._all_pools[group].find(digests[index])
-                if block_id is not None:
-                    found.append(SavedBlock(group, digests[index], block_id))
-        sequence.num_handed_over_blocks = stop
-        return found
-
-    def known_prompt(self, sequence: Sequence) -> list[tuple[int, bytes]]:
-        """What another sequence with the same prompt would find: groups and digests of blocks, and of the state."""
-        digests = self._digests(sequence, (sequence.num_prompt_tokens - 1) // self.block_size)
-        num_blocks, _ = self.search.longest(digests, self.is_known)
-        return [(group, digests[index]) for group, index in self.search.blocks_of(num_blocks)]
+    def prompt_digests(self, sequence: Sequence) -> list[bytes]:
+        """Digests of the blocks of a prompt that another sequence with the same prompt could find."""
+        return self._digests(sequence, (sequence.num_prompt_tokens - 1) // self.block_size)
 
     def _uses_prefix_cache(self, sequence: Sequence) -> bool:
         return self.enable_prefix_caching and sequence.sampling_params.prompt_logprobs is None
 
     def _known_prefix(self, digests: AbstractSequence[bytes]) -> CachedPrefix | None:
-        """See `get_cached_prefix`; None if a block has left the store meanwhile."""
+        """See `get_cached_prefix`; None if a block that the connector had is gone meanwhile."""
         num_blocks, without_states = self.search.longest(digests, self.is_known)
         prefix = CachedPrefix(num_blocks, [])
         for group, pool in enumerate(self.pools):
@@ -433,40 +384,26 @@ class BlockManager:
         return replace(prefix, state_slot=NO_SLOT if slot is None else slot, state_cut=cut)
 
     def _find_stored(self, prefix: CachedPrefix, group: int, index: int, digest: bytes) -> bool:
-        data = None if self._store is None else self._store.find(group, digest)
+        data = self.connector.find(group, digest)
         if data is not None:
             prefix.stored[group, index] = data
         return data is not None
 
-    def _load(self, sequence: Sequence, prefix: CachedPrefix) -> None:
-        """Gives the blocks of a prefix that are only in the store a place on the device."""
+    def _load(self, sequence: Sequence, prefix: CachedPrefix) -> list[LoadedBlock]:
+        """Gives the blocks of a prefix that are not on the device a place there; returns them."""
+        loads: list[LoadedBlock] = []
         if not prefix.stored:
-            return
+            return loads
         for group, (pool, table) in enumerate(zip(self.pools, prefix.block_tables, strict=True)):
             for offset, block_id in enumerate(table.block_ids):
                 if block_id == NO_BLOCK:
                     index = table.first + offset
-                    table.block_ids[offset] = pool.take()
-                    # At once, so that a sequence that is admitted next shares it.
-                    pool.register(sequence.block_digests[index], table.block_ids[offset])
-                    self._queue_load(sequence, prefix, group, index, table.block_ids[offset])
-
-    def _load_state(self, sequence: Sequence, prefix: CachedPrefix) -> int:
-        """Gives the states after a prefix, which are only in the store, a slot."""
-        assert self.states is not None
-        slot = self.states.restore(sequence.block_digests[prefix.num_blocks - 1])
-        self._queue_load(sequence, prefix, len(self.spans), prefix.num_blocks - 1, slot)
-        return slot
-
-    def _note_admitted(self, sequence: Sequence, prefix: CachedPrefix) -> None:
-        if self._store is not None and self._uses_prefix_cache(sequence):
-            digests = sequence.block_digests
-            num_missing = sequence.num_prompt_tokens // self.block_size - prefix.num_blocks
-            self._store.note_admitted([(g, digests[i]) for g, i in prefix.stored], max(0, num_missing))
-
-    def _queue_load(self, sequence: Sequence, prefix: CachedPrefix, group: int, index: int, block_id: int) -> None:
-        assert self._moves is not None, "only a store has what is not on the device"
-        self._moves.load(group, sequence.block_digests[index], block_id, prefix.stored[group, index])
+                    digest = sequence.block_digests[index]
+                    block_id = table.block_ids[offset] = pool.take()
+                    # Registered at once, so that a sequence that is admitted next shares the block.
+                    pool.register(digest, block_id)
+                    loads.append(LoadedBlock(group, digest, block_id, prefix.stored[group, index]))
+        return loads
 
     def _digests(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
         """Digests of the sequence's first `num_blocks` blocks; each is computed once in the sequence's life."""

@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable
+
+from jaxis.engine.scheduling.block_connector import NO_CONNECTOR, BlockConnector
 
 # Out-of-window blocks are reused first once they make up more than this share of a pool.
 OUT_OF_WINDOW_SHARE = 0.25
-
-
-class BlockObserver(Protocol):
-    """Is told under which digests the blocks of pools are registered."""
-
-    def registered(self, group: int, digest: bytes, block_id: int) -> None:
-        """A block is findable from now on; a step that was, or is about to be, dispatched fills it."""
-        ...
-
-    def unregistered(self, group: int, digest: bytes, block_id: int, *, evicted: bool) -> None:
-        """A block is not findable any more.
-
-        Args:
-          group: The pool's number.
-          digest: What the block was found by.
-          block_id: The block.
-          evicted: Whether it is about to be reused, and not what it holds to be forgotten.
-        """
-        ...
 
 
 class BlockPool:
@@ -35,24 +17,24 @@ class BlockPool:
     A registered block stays findable after its last reference is dropped, until it is reused. Free blocks are reused
     in this order: unregistered ones, then registered ones, least recently used first.
 
-    A registered block is out of window when the sequence that computed it still runs, but its window has moved past the
-    block. Once such blocks exceed a share of the pool they are reused before the blocks of ended sequences; otherwise a
-    single long prompt would evict the windows of all ended conversations, whose next turn would have found them. A
-    block that was found again no longer counts as out of window. (This is the 2Q policy: Johnson and Shasha, VLDB
-    1994.)
+    A registered block is out of window when the sequence that computed it still runs, but the sequence's window has
+    moved past the block. Once such blocks exceed a share of the pool they are reused before the blocks of ended
+    sequences; otherwise a single long prompt would evict the windows of all ended conversations, whose next turn would
+    have found them. A block that was found again no longer counts as out of window. (This is the 2Q policy: Johnson and
+    Shasha, VLDB 1994.)
 
     Attributes:
       num_blocks: Block ids are 0 to num_blocks - 1.
 
     Args:
       num_blocks: How many there are.
-      group: The number by which observers know the pool.
-      observers: Told of what is registered.
+      group: The number by which the connector knows the pool.
+      connector: Is told which blocks are registered.
     """
 
-    def __init__(self, num_blocks: int, group: int = 0, observers: Sequence[BlockObserver] = ()) -> None:
+    def __init__(self, num_blocks: int, group: int = 0, connector: BlockConnector = NO_CONNECTOR) -> None:
         self.num_blocks = num_blocks
-        self._group, self._observers = group, tuple(observers)
+        self._group, self._connector = group, connector
         self._max_out_of_window = int(num_blocks * OUT_OF_WINDOW_SHARE)
         self._ref_counts = [0] * num_blocks
         self._was_found = [False] * num_blocks
@@ -74,10 +56,6 @@ class BlockPool:
         """The block registered under the digest."""
         return self._block_of_digest.get(digest)
 
-    def known_block(self, digest: bytes) -> int:
-        """The block registered under the digest; raises KeyError if there is none."""
-        return self._block_of_digest[digest]
-
     def hold(self, block_ids: Iterable[int]) -> None:
         """Adds a reference to blocks that `find` returned."""
         for block_id in block_ids:
@@ -93,14 +71,13 @@ class BlockPool:
         if digest is not None:
             del self._block_of_digest[digest]
             self._digest_of_block[block_id] = None
-            for observer in self._observers:
-                observer.unregistered(self._group, digest, block_id, evicted=True)
+            self._connector.unregistered(self._group, digest, block_id, evicted=True)
         self._ref_counts[block_id] = 1
         self._was_found[block_id] = False
         return block_id
 
     def give_back(self, block_ids: Iterable[int], *, out_of_window: bool = False) -> None:
-        """Drops one reference to each; of the blocks that become free, the first is reused first.
+        """Drops one reference to each block; of those that become free, the first is reused first.
 
         Args:
           block_ids: Held blocks.
@@ -124,11 +101,10 @@ class BlockPool:
         return is_next_registered and len(self._out_of_window) > self._max_out_of_window
 
     def register(self, digest: bytes, block_id: int) -> None:
-        """Makes a held block findable, unless an equal one is already."""
+        """Makes a held block findable, unless an equal block is findable already."""
         if self._block_of_digest.setdefault(digest, block_id) == block_id:
             self._digest_of_block[block_id] = digest
-            for observer in self._observers:
-                observer.registered(self._group, digest, block_id)
+            self._connector.registered(self._group, digest, block_id)
 
     def registered_blocks(self) -> list[tuple[bytes, int]]:
         """The digests and ids of all registered blocks."""
@@ -146,5 +122,4 @@ class BlockPool:
             self._digest_of_block[block_id] = None
             if block_id in self._free:
                 self._free.move_to_end(block_id, last=False)
-            for observer in self._observers:
-                observer.unregistered(self._group, digest, block_id, evicted=False)
+            self._connector.unregistered(self._group, digest, block_id, evicted=False)

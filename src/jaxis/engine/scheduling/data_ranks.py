@@ -19,9 +19,10 @@ from jaxis.engine.scheduling.waiting_queue import WaitingQueue
 from jaxis.errors import RequestError
 
 # What one more sequence on a rank weighs against tokens of a prompt that are computed again on another rank. Every rank
-# waits for the one with most sequences; without a weight, all would follow a prefix that all share.
+# waits for the rank with most sequences; without this weight, all sequences with a common prefix would go to the one
+# rank that has the prefix.
 TOKENS_OF_A_SEQUENCE = 64
-# So many tokens that are copied from the store weigh as much as one that is computed.
+# This many tokens that are copied from the store weigh as much as one token that is computed.
 LOADED_TOKENS_OF_A_TOKEN = 16
 
 
@@ -48,12 +49,12 @@ class DataRanksOutput(SchedulerOutput):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the rank that computes most: the others' are padded to as many."""
+        """Tokens of the rank that computes most: the other ranks' tokens are padded to as many."""
         return max(part.num_tokens for part in self.parts)
 
     @property
     def num_rows(self) -> int:
-        """Tokens of the rank that samples most: the others' are padded to as many."""
+        """Tokens of the rank that samples most: the other ranks' tokens are padded to as many."""
         return max(part.num_rows for part in self.parts)
 
     @property
@@ -72,12 +73,14 @@ IDLE = SchedulerOutput((), 0, ())
 
 
 class DataRanksScheduler:
-    """The schedulers of all data ranks, with the methods of one.
+    """The schedulers of all data ranks, with the methods of one scheduler.
 
     Attributes:
       ranks: Each rank's own.
-      block_manager: The blocks of all of them.
+      block_manager: The blocks of all ranks.
     """
+
+    takes_tokens_in_flight = True
 
     def __init__(self, ranks: Iterable[Scheduler]) -> None:
         self.ranks = tuple(ranks)
@@ -133,7 +136,7 @@ class DataRanksScheduler:
         if all(output is None for output in outputs):
             return None
         return DataRanksOutput.of(
-            output or SchedulerOutput((), 0, (), rank.block_manager.take_moves())
+            output or SchedulerOutput((), 0, (), rank.block_manager.connector.take_moves())
             for rank, output in zip(self.ranks, outputs, strict=True)
         )
 
@@ -154,11 +157,12 @@ class DataRanksScheduler:
         rooms = [_Room(rank) for rank in self.ranks]
         chosen, request_id = None, None
         while (sequence := self._waiting.head()) is not None:
-            # All sequences of a request share its prompt, and are on one rank. They come one after the other.
+            # All sequences of a request share its prompt, and go to one rank. They stand one after the other in the
+            # queue.
             if chosen is None or sequence.seq_id.request_id != request_id:
                 if not any(room.is_open for room in rooms):
                     return
-                # One with a full step may still be the best: where a long prefix is known.
+                # A rank whose step is full may still be the best, if it knows a long prefix.
                 costs = {room.cost(sequence): room for room in reversed(rooms) if room.has_place}
                 chosen, request_id = costs[min(costs)], sequence.seq_id.request_id
             self._waiting.pop()
@@ -192,7 +196,7 @@ class _Room:
         return self.has_place and self._num_tokens < self.rank.max_num_batched_tokens
 
     def cost(self, sequence: Sequence) -> tuple[bool, int]:
-        """Orders ranks for a sequence: whether it would have to wait for blocks, and what is to be computed."""
+        """Orders ranks for a sequence: whether the sequence would wait for blocks, and what the rank is to compute."""
         num_uncached, num_loaded = self._missing(sequence)
         lacks_blocks = not self.rank.block_manager.has_room_for(num_uncached + num_loaded)
         num_tokens = num_uncached + num_loaded // LOADED_TOKENS_OF_A_TOKEN + self._num_tokens
@@ -264,3 +268,18 @@ class DataRanksBlocks:
         """See `BlockManager.reset_prefix_cache`."""
         for rank in self.ranks:
             rank.reset_prefix_cache()
+
+
+def add_all(scheduler: Scheduler | DataRanksScheduler, sequences: Many[Sequence]) -> None:
+    """Queues all sequences of a request, or none.
+
+    Raises:
+      RequestError: See `Scheduler.add_sequence`.
+    """
+    for number, sequence in enumerate(sequences):
+        try:
+            scheduler.add_sequence(sequence)
+        except RequestError:
+            for added in sequences[:number]:
+                scheduler.abort_sequence(added.seq_id)
+            raise

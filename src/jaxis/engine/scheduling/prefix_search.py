@@ -1,20 +1,55 @@
-"""How long a prefix of a sequence is known, given which blocks of which groups are."""
+"""Finds how long a prefix of a sequence is known, given which blocks of each group are known."""
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Callable, Sequence
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+
+# The names of full blocks: what a block holds depends on all tokens before it, and so does its digest.
+
+
+def extend_digests(
+    digests: list[bytes],
+    num_blocks: int,
+    token_ids: Callable[[int, int], Sequence[int]],
+    block_size: int,
+    cache_salt: str | None,
+) -> None:
+    """Appends the digests of a sequence's next full blocks.
+
+    Args:
+      digests: Those of its first blocks.
+      num_blocks: How many digests there are to be in the end.
+      token_ids: `token_ids(start, stop)` are the sequence's tokens at these positions.
+      block_size: B.
+      cache_salt: The sequence's.
+    """
+    for index in range(len(digests), num_blocks):
+        parent = digests[-1] if digests else _root_digest(cache_salt)
+        start = index * block_size
+        tokens = array("q", token_ids(start, start + block_size))
+        digests.append(hashlib.sha256(parent + tokens.tobytes()).digest())
+
+
+def _root_digest(cache_salt: str | None) -> bytes:
+    """The first block's parent; having no salt differs from every salt, even an empty one."""
+    if cache_salt is None:
+        return bytes(hashlib.sha256().digest_size)
+    return hashlib.sha256(cache_salt.encode("utf-8", "surrogatepass")).digest()
+
 
 Known = Callable[[int, bytes], bool]
 """Whether a block is known, by the index of its group and its digest."""
 
 
 class PrefixSearch:
-    """Finds the longest prefix such that every group has what the token after it sees.
+    """Finds the longest prefix such that every group has what the token after the prefix sees.
 
-    Layers with full context see all its blocks, layers with a window the last ones. Recurrent layers need the state
-    after its last block, which is a group too, the one after those of `spans`.
+    Layers with full context see all blocks of the prefix, layers with a window its last blocks. Recurrent layers need
+    the state after its last block; states count as one more group, after those of `spans`.
 
     Args:
       spans: Each group's, full context first if there is such a group.
@@ -34,10 +69,10 @@ class PrefixSearch:
         return self._spans[group].first_visible(position) // self._block_size
 
     def longest(self, digests: Sequence[bytes], is_known: Known) -> tuple[int, int]:
-        """The number of blocks of the longest known prefix, and what it would be if every state were known.
+        """The number of blocks of the longest known prefix, and what that number would be if every state were known.
 
         Args:
-          digests: Those of the blocks that it may have.
+          digests: Of the blocks that the prefix may have.
           is_known: Which blocks, and states, are known.
         """
         num_blocks = len(digests)
@@ -75,7 +110,7 @@ class PrefixSearch:
                 return num_blocks
 
     def _known_end(self, group: int, digests: Sequence[bytes], num_blocks: int, is_known: Known) -> int:
-        """The longest prefix of at most `num_blocks` blocks such that the group has what the token after it sees."""
+        """The longest prefix of at most `num_blocks` blocks such that the group has what the next token sees."""
         index = num_blocks
         while index > self.first_block(group, num_blocks * self._block_size):
             index -= 1

@@ -18,12 +18,12 @@ tokens in that step see.
 from __future__ import annotations
 
 import bisect
+import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as AbstractSequence
 from operator import attrgetter
 
 from jaxis.engine.scheduling.block_manager import BlockManager
-from jaxis.engine.scheduling.block_moves import SavedBlock
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.engine.scheduling.waiting_queue import WaitingQueue
@@ -55,8 +55,9 @@ class Scheduler:
           max_num_seqs: Most sequences running at a time (R).
           max_num_batched_tokens: The token budget of a step (T).
           max_model_len: Most tokens of a sequence, prompt and output together.
-          num_stages: Steps that are to be in flight at once, if more than one: they have different sequences then, of
-            whose decodes each step takes its share. No sequence is scheduled while it has a token in flight.
+          num_stages: Steps that are to be in flight at once. If more than one, steps in flight have different
+            sequences, and each step takes its share of the decodes. No sequence is scheduled while it has a token in
+            flight.
         """
         if max_num_seqs < 1 or max_model_len < 1:
             raise ConfigError(f"max_num_seqs={max_num_seqs} and max_model_len={max_model_len} must be at least 1")
@@ -73,7 +74,7 @@ class Scheduler:
         self._unfinished: dict[SequenceId, Sequence] = {}
         self._waiting = WaitingQueue()
         # In service order. Victims are taken from the end while decodes are scheduled from the front, and prefills
-        # preempt nobody; so a sequence scheduled in this step is never preempted in it.
+        # preempt no sequence; so a sequence scheduled in this step is never preempted in it.
         self._running: list[Sequence] = []
         self._preempted_ids: list[SequenceId] = []
 
@@ -94,6 +95,11 @@ class Scheduler:
     def num_pending_tokens(self) -> int:
         """Tokens that running sequences still have to compute before they sample."""
         return sum(sequence.num_tokens_with_inflight - sequence.num_computed_tokens for sequence in self._running)
+
+    @property
+    def takes_tokens_in_flight(self) -> bool:
+        """Whether sequences are scheduled whose newest token is in flight; else only those whose tokens are known."""
+        return self._num_stages == 1
 
     @property
     def ranks(self) -> tuple[Scheduler, ...]:
@@ -120,7 +126,7 @@ class Scheduler:
     def check(self, sequence: Sequence) -> None:
         """Raises a RequestError for a sequence that could never run.
 
-        Its prompt is empty or leaves no room to generate, or it could outgrow the KV cache.
+        That is a sequence whose prompt is empty or leaves no room to generate, or that could outgrow the KV cache.
         """
         if sequence.num_prompt_tokens == 0:
             raise RequestError("the prompt is empty: give at least one token")
@@ -144,7 +150,7 @@ class Scheduler:
             )
 
     def abort_sequence(self, seq_id: SequenceId) -> Sequence | None:
-        """Ends a sequence at once; its tokens in flight are dropped. Returns it, or None if it is not unfinished."""
+        """Ends a sequence at once; its tokens in flight are dropped. Returns it, or None if none has this id."""
         return self.finish_sequence(seq_id, SequenceStatus.FINISHED_ABORTED)
 
     def finish_sequence(
@@ -189,23 +195,20 @@ class Scheduler:
                 budget -= self._schedule_tokens(sequence, budget, replays if is_replay else prefills)
             else:
                 all_have_blocks = False
-        # A step that preempts is short of blocks: those that it freed are for the running sequences.
+        # A step that preempts is short of blocks: the blocks that it freed are for the running sequences.
         if all_have_blocks and len(self._preempted_ids) == num_preempted_before:
             self._admit_waiting(budget, decodes, prefills)
         if not decodes and not replays and not prefills:
             return None
         drafted = self._add_drafts(decodes, replays, drafts) if drafts and not prefills else []
         prefills[:0] = replays
-        moves = self.block_manager.take_moves()
-        # Registered before the step has run: whoever finds, or saves, these blocks does so in a later step.
-        handed_over: list[SavedBlock] = []
+        moves = self.block_manager.connector.take_moves()
+        # Registered before the step has run: blocks are found, and saved by the connector, in a later step.
         for entry in prefills:
             self.block_manager.cache_full_blocks(entry.sequence)
-            if entry.sequence.hands_over_prompt:
-                handed_over += self.block_manager.hand_over(entry.sequence)
         preempted, self._preempted_ids = tuple(self._preempted_ids), []
         scheduled = (*decodes, *drafted, *prefills)
-        return SchedulerOutput(scheduled, len(decodes), preempted, moves, tuple(handed_over))
+        return SchedulerOutput(scheduled, len(decodes), preempted, moves)
 
     def on_first_rank(self, output: SchedulerOutput) -> SchedulerOutput:
         """The step itself; see `DataRanksScheduler`."""
@@ -254,7 +257,7 @@ class Scheduler:
         while index < len(self._running):
             sequence = self._running[index]
             index += 1
-            if sequence.num_inflight_drafts or (self._num_stages > 1 and sequence.num_inflight_tokens):
+            if sequence.num_inflight_drafts or (sequence.num_inflight_tokens and not self.takes_tokens_in_flight):
                 continue
             start, stop = sequence.num_computed_tokens, sequence.num_tokens_with_inflight
             if start + 1 != stop or start < sequence.num_prompt_tokens:
@@ -294,7 +297,7 @@ class Scheduler:
     def _with_drafts(
         self, entry: ScheduledSequence, draft_token_ids: AbstractSequence[int]
     ) -> ScheduledSequence | None:
-        """An entry with as many drafts as there is room for, without preempting anybody; None if there is none."""
+        """An entry with as many drafts as there is room for, without preempting; None if there is room for none."""
         sequence, known_stop = entry.sequence, entry.known_stop
         if sequence.num_tokens != known_stop:  # drafts follow the last known token
             return None
@@ -341,6 +344,8 @@ class Scheduler:
         start, stop = sequence.num_computed_tokens, _chunk_end(sequence, budget)
         samples = stop == sequence.num_tokens_with_inflight
         state = self.block_manager.state_step(sequence, start, stop)
+        if sequence.first_scheduled_time is None:
+            sequence.first_scheduled_time = time.monotonic()
         scheduled.append(ScheduledSequence(sequence, start, stop - start, samples, state))
         sequence.num_computed_tokens = stop
         sequence.num_inflight_tokens += samples

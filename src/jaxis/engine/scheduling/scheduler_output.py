@@ -6,7 +6,7 @@ from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxis.engine.scheduling.block_moves import BlockMoves, SavedBlock
+from jaxis.engine.scheduling.block_connector import NO_MOVES, BlockMoves
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 from jaxis.engine.scheduling.state_slots import StateStep
 
@@ -20,8 +20,8 @@ class ScheduledSequence(NamedTuple):
       num_tokens: Tokens to compute, at least 1.
       samples: Whether the step computes the sequence's last token, and so samples the next one.
       state: Where its recurrent states are; None if the model has none.
-      draft_token_ids: Guesses at the tokens that follow the last known one, computed behind it, part of `num_tokens`.
-        The step samples what follows the last known token and what follows each of them.
+      draft_token_ids: Guesses at the tokens that follow the last known token. They are computed behind it, and count in
+        `num_tokens`. The step samples what follows the last known token and what follows each guess.
     """
 
     sequence: Sequence
@@ -43,11 +43,11 @@ class ScheduledSequence(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Tokens that the step samples for the sequence; one that is ignored where it does not sample."""
+        """Tokens that the step samples for the sequence; where the entry does not sample, one token that is ignored."""
         return 1 + len(self.draft_token_ids)
 
     def accepted(self, sampled_token_ids: AbstractSequence[int]) -> AbstractSequence[int]:
-        """The tokens that the sequence goes on with: the first, and behind each draft that is right the next one.
+        """The tokens that the sequence goes on with: the first sampled token, and the one after each right draft.
 
         Args:
           sampled_token_ids: [num_rows], in the order of positions.
@@ -69,16 +69,14 @@ class SchedulerOutput:
     Attributes:
       scheduled: The sequences in the step: decodes first, then those with drafts, then chunks of several tokens.
       num_decodes: Leading entries that compute just the token sampled last (which may be in flight).
-      preempted: Ids of the sequences that lost their blocks since the output before.
-      moves: What is to be copied before the step runs; None: nothing.
-      handed_over: What is to be copied off the device once it has run, for other engines.
+      preempted: Ids of the sequences that lost their blocks since the previous output.
+      moves: What is to be copied before the step runs.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
     num_decodes: int
     preempted: tuple[SequenceId, ...]
-    moves: BlockMoves | None = None
-    handed_over: tuple[SavedBlock, ...] = ()
+    moves: BlockMoves = NO_MOVES
 
     @property
     def num_tokens(self) -> int:

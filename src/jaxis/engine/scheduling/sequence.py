@@ -27,7 +27,7 @@ class SequenceStatus(enum.Enum):
 
     Attributes:
       finish_reason: One of "stop", "length" and "abort"; None while unfinished.
-      finished: Whether there is one.
+      finished: Whether there is a finish reason.
     """
 
     WAITING = enum.auto(), None
@@ -67,9 +67,10 @@ class DraftedStates(NamedTuple):
     """What states a step with drafts leaves of a sequence.
 
     Attributes:
-      start: Position of the step's first token, before which the states that it reads end.
+      start: Position of the step's first token; the states that the step reads are those before it.
       stop: The position after its last draft.
-      keep: A slot with the states after its last known token; NO_SLOT: none, or kept for others too.
+      keep: A slot with the states after its last known token; NO_SLOT: there is none, or it is kept for other sequences
+        too.
       keep_stop: The position after that token.
     """
 
@@ -115,7 +116,6 @@ class Sequence:
       arrival: Rises with every request; orders sequences of equal priority.
       priority: The lower value is served first.
       cache_salt: Only sequences with the same salt share prefix-cache blocks.
-      hands_over_prompt: Its prompt's blocks are for another engine, as soon as they are computed.
       prediction_token_ids: What the output is expected to contain; only guesses at its next tokens look there.
       output_token_ids: Sampled tokens whose value the host knows.
       num_computed_tokens: Tokens whose keys and values dispatched steps have written or will write.
@@ -127,12 +127,11 @@ class Sequence:
       state: Where its recurrent states lie; None while it holds no slot, or if the model has no such states.
       block_digests: The chained digests of the leading full blocks, as far as computed (see `BlockManager`).
       num_registered_blocks: Leading blocks already offered to, or taken from, the prefix cache.
-      num_handed_over_blocks: Leading blocks that were saved for another engine.
       num_cached_tokens: Prompt tokens that the prefix cache held when the sequence was first admitted.
       num_accepted_predictions: Tokens of its output that were guessed right from the prediction.
-      num_rejected_predictions: Tokens that were guessed wrong from it.
+      num_rejected_predictions: Tokens that were guessed wrong from the prediction.
       num_preemptions: Times it lost its blocks and had to recompute.
-      first_scheduled_time: When the first step took it in, as `time.monotonic` seconds; None while it waits for that.
+      first_scheduled_time: When its first step was scheduled, as `time.monotonic` seconds; None before.
       status: Where it stands.
       stop_reason: The stop token id or stop string that ended it; None for end-of-sequence.
     """
@@ -146,7 +145,6 @@ class Sequence:
     arrival: int
     priority: int = 0
     cache_salt: str | None = None
-    hands_over_prompt: bool = False
     prediction_token_ids: list[int] = field(default_factory=list)
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -156,7 +154,6 @@ class Sequence:
     state: SequenceState | None = None
     block_digests: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
-    num_handed_over_blocks: int = 0
     num_cached_tokens: int = 0
     num_accepted_predictions: int = 0
     num_rejected_predictions: int = 0

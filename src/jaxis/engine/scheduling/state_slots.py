@@ -4,14 +4,14 @@ Layers with a state (a gated delta rule, Mamba, a short convolution) keep a fixe
 however long it is. A slot is room for the states of all these layers after one token of one sequence.
 
 A state is overwritten by every step, so a prefix is only found again where its state was kept: a step may copy the
-state after a full block into a second slot, which nobody writes to after that. Whoever finds it reads it there and
-writes to a slot of its own, so sharing needs no copy.
+state after a full block into a second slot, which no step writes to after that. A sequence that finds the kept state
+reads it there and writes to a slot of its own, so sharing needs no copy.
 
 Nor can a token be taken out of a state again. A step with drafts therefore writes to another slot than it reads, and
 keeps the states after the last known token in a third one. Once it is known which drafts are right, the sequence goes
 on from the last of these states that has seen no wrong draft, and computes the right drafts after it once more, with
-its next tokens. That is nothing if all drafts were right or none was. The alternative, a slot for each draft, takes
-that much more memory and writing, of states that are each as large as hundreds of tokens' keys and values.
+its next tokens. Nothing is computed again if all drafts were right or none was. The alternative, a slot for each draft,
+takes that much more memory and writing, of states that are each as large as hundreds of tokens' keys and values.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from jaxis.errors import ConfigError
 
 # One for a running sequence, and one for the prefix that it continues.
 MIN_SLOTS = 2
-# Of the states kept while a sequence is computed, one in so many tokens stays; in between, only the newest does.
+# Of the states kept while a sequence is computed, one in this many tokens stays; of those in between, only the newest.
 KEPT_STATE_INTERVAL = 1024
-# Beyond its own, what a sequence needs while a step computes drafts for it.
+# Slots that a sequence needs beyond its own while a step computes drafts for it.
 DRAFT_SLOTS = 2
 
 
@@ -35,10 +35,10 @@ class StateStep(NamedTuple):
     """Where a step finds and leaves the states of one sequence.
 
     Attributes:
-      read: The slot of the states before its first token of the step; NO_SLOT: the sequence begins.
-      write: The slot that gets the states after its last token.
+      read: The slot of the states before the sequence's first token in the step; NO_SLOT: the sequence begins.
+      write: The slot that gets the states after the sequence's last token in the step.
       keep: A second slot, which gets the states after a full block; NO_SLOT: none.
-      keep_after: How many of the sequence's tokens in the step come before that.
+      keep_after: How many of the sequence's tokens in the step come before the kept states.
     """
 
     read: int
@@ -50,8 +50,8 @@ class StateStep(NamedTuple):
 class StateManager:
     """The slots, with prefix caching.
 
-    A kept state has the digest of the last block before it (see `BlockManager`), and is as free as a block of the
-    prefix cache: the next sequence that needs a slot may take the one that was unused for longest.
+    A kept state has the digest of the last block before it (see `BlockManager`), and may be reused like a block of the
+    prefix cache: the next sequence that needs a slot may take the slot that was unused for longest.
 
     Attributes:
       pool: The slots.
@@ -70,13 +70,8 @@ class StateManager:
         self.pool = pool
         self._block_size = block_size
         self._keeps_states = enable_prefix_caching
-        # Read or written by the step that is being scheduled, which nobody else in it may write to.
+        # Slots that the step being scheduled reads or writes: no other sequence of the step may write to them.
         self._to_give_back: list[int] = []
-
-    @property
-    def num_free_slots(self) -> int:
-        """Slots that no sequence holds, those of kept states included."""
-        return self.pool.num_free_blocks + len(self._to_give_back)
 
     def begin_step(self) -> None:
         """To be called before each step is scheduled."""
@@ -87,8 +82,8 @@ class StateManager:
         """Whether another sequence can start.
 
         Args:
-          kept: From the states in this slot, if there is one.
-          loads: From states that need a slot first; see `restore`.
+          kept: The sequence is to start from the states in this slot, unless it is NO_SLOT.
+          loads: The sequence is to start from states that need a slot first; see `restore`.
         """
         held = [] if kept == NO_SLOT else [kept]
         return self.pool.num_free_blocks - self.pool.num_free_among(held) >= 1 + loads
@@ -124,17 +119,17 @@ class StateManager:
     def add_drafts(
         self, sequence: Sequence, step: StateStep, start: int, known_stop: int, stop: int
     ) -> StateStep | None:
-        """As `step`, which this step of the sequence returned before drafts were added to it.
+        """As `step`, after drafts were added to this step of the sequence.
 
         Args:
           sequence: The sequence.
-          step: What was returned.
+          step: What `step` returned before that.
           start: Position of the step's first token.
-          known_stop: The position after its last known token.
+          known_stop: The position after the sequence's last known token.
           stop: The position after its last draft.
 
         Returns:
-          Where the step finds and leaves its states; None if too few slots are free, and there can be no drafts.
+          Where the step finds and leaves the sequence's states; None if too few slots are free for drafts.
         """
         state = _state_of(sequence)
         if self.pool.num_free_blocks < (step.read == step.write) + (step.keep == NO_SLOT):
@@ -142,7 +137,7 @@ class StateManager:
         if step.read == step.write:
             state.write = self.pool.take()
         else:
-            # It may be needed again, so it is not given back yet.
+            # The states before the step may be needed again, so their slot is not given back yet.
             self._to_give_back.remove(step.read)
         state.read = step.read
         keep, keep_after, own_keep = step.keep, step.keep_after, NO_SLOT
@@ -160,7 +155,7 @@ class StateManager:
         return StateStep(state.read, state.write, keep, keep_after)
 
     def settle(self, sequence: Sequence, stop: int) -> int:
-        """Goes back to the last states of a step with drafts that have seen no wrong one.
+        """Goes back to the last states of a step with drafts that have seen no wrong draft.
 
         Args:
           sequence: The sequence.
@@ -185,7 +180,7 @@ class StateManager:
         if drafted.stop == stop:
             slots[stop] = state.write
         settled = max(slots)
-        # Once more, since those that are kept for others are given back when they can be found.
+        # Held once more: a slot that is kept for other sequences is given back when its states can be found.
         self.pool.hold({slots[settled]} - {state.write})
         self.pool.give_back({state.read, drafted.keep} - {NO_SLOT})
         state.read = slots[settled]
@@ -194,8 +189,8 @@ class StateManager:
     def register(self, sequence: Sequence, digests: AbstractSequence[bytes]) -> None:
         """Makes the kept states after these blocks, all full of known tokens, findable.
 
-        Of a running sequence the newest stays, those that ended its prompt or where it was cut, and one in
-        KEPT_STATE_INTERVAL tokens.
+        Of a running sequence's kept states, these stay: the newest, those at the end of its prompt and where it was
+        cut, and one in KEPT_STATE_INTERVAL tokens.
         """
         state = _state_of(sequence)
         while state.unregistered and state.unregistered[0][0] <= len(digests):

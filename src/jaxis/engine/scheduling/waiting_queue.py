@@ -1,4 +1,4 @@
-"""The sequences that wait to be admitted, in the order they will be."""
+"""The sequences that wait to be admitted, in the order in which they will be admitted."""
 
 from __future__ import annotations
 

@@ -12,9 +12,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.decay_sums import sums_between
 from jaxis.kernels.delta_rule import reference
-from jaxis.kernels.state_chunks import run_chunks
+from jaxis.kernels.state_chunks import run_chunks, sums_between
 from jaxis.kernels.state_slots import StateSlots
 
 CHUNK_SIZE = 64
@@ -40,7 +39,7 @@ def gated_delta_rule(
 ) -> tuple[jax.Array | None, jax.Array]:
     """Same arguments and result as `jaxis.kernels.delta_rule.gated_delta_rule`."""
     q, k = reference.normalized(q, k, l2_norm_epsilon=l2_norm_epsilon, scale=scale)
-    inputs = reference.DeltaRuleInputs(q, k, v, log_decay.reshape(*v.shape[:2], -1), beta).widened()
+    inputs = reference.DeltaRuleInputs(q, k, v, log_decay.reshape(*v.shape[:2], -1), beta).upcast()
     state, out = run_chunks(
         _chunk_step,
         reference.token_step,

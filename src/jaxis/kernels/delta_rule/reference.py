@@ -7,8 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.state_scan import scan_tokens
-from jaxis.kernels.state_slots import StateSlots, TokenSlots
+from jaxis.kernels.state_slots import StateSlots, TokenSlots, scan_tokens
 
 
 class DeltaRuleInputs(NamedTuple):
@@ -20,7 +19,7 @@ class DeltaRuleInputs(NamedTuple):
     log_decay: jax.Array  # [Hv, 1], or [Hv, dk] for a decay of each row of the state
     beta: jax.Array  # [Hv]
 
-    def widened(self) -> DeltaRuleInputs:
+    def upcast(self) -> DeltaRuleInputs:
         """The same in float32."""
         return DeltaRuleInputs(*(x.astype(jnp.float32) for x in self))
 
@@ -42,7 +41,7 @@ def gated_delta_rule(
     """Same arguments and result as `jaxis.kernels.delta_rule.gated_delta_rule`."""
     num_tokens, num_heads, value_dim = v.shape
     q, k = normalized(q, k, l2_norm_epsilon=l2_norm_epsilon, scale=scale)
-    inputs = DeltaRuleInputs(q, k, v, log_decay.reshape(num_tokens, num_heads, -1), beta).widened()
+    inputs = DeltaRuleInputs(q, k, v, log_decay.reshape(num_tokens, num_heads, -1), beta).upcast()
     tokens = TokenSlots.of(slots, query_start_loc, num_requests, num_tokens)
     state, out = scan_tokens(token_step, state, (num_heads, k.shape[2], value_dim), tokens, inputs)
     return state, out.astype(v.dtype)

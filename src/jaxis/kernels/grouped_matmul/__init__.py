@@ -1,7 +1,8 @@
 """Products of rows with the weight of each row's group: the building block of mixture-of-experts layers.
 
 `reference.py` is the definition, `loop.py` the same on CPU, `tpu.py` and `gpu.py` are kernels for accelerators;
-`kernels.weights.grouped` has the product over any weight. `packed.py` is the native kernel of a whole layer of experts.
+`kernels.weights.grouped_experts` has the product with any weight. The native kernel of a layer of experts is in
+`kernels.weights.packed_weight`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Stored elements and scales to numbers, inside kernels: exact in float32, and elements in bfloat16 too."""
+"""Stored elements and scales to floats, inside kernels: exact in float32, and elements in bfloat16 too."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET
+from jaxis.kernels.grouped_matmul.stored import INT4_OFFSET
 
 
-def widen(stored: jax.Array, kind: str, *, has_zero_point: bool = False) -> list[jax.Array]:
+def to_floats(stored: jax.Array, kind: str, *, has_zero_point: bool = False) -> list[jax.Array]:
     """Entries of `StoredStack.elements` -> arrays of their shape, one for each of the P elements of an entry.
 
     They are float32, except for those of plain arrays, which keep their type.
@@ -24,20 +24,20 @@ def widen(stored: jax.Array, kind: str, *, has_zero_point: bool = False) -> list
         offset = 0 if has_zero_point else INT4_OFFSET
         return [(code - offset).astype(jnp.float32) for code in _halves(stored)]
     if kind == "e2m1":
-        return [_widen_e2m1(code) for code in _halves(stored)]
+        return [_e2m1_to_float32(code) for code in _halves(stored)]
     return [stored if kind == "float" else stored.astype(jnp.float32)]
 
 
-def widen_scale(scale: jax.Array) -> jax.Array:
+def scale_to_float32(scale: jax.Array) -> jax.Array:
     """Scales, zero points or minima -> float32; uint16 are the bits of float16."""
     if scale.dtype == jnp.uint16:
-        return _widen_f16_bits(scale)
+        return _f16_to_float32(scale)
     if scale.dtype in (jnp.uint8, jnp.int8):
         scale = scale.astype(jnp.int32)
     return scale.astype(jnp.float32)
 
 
-def widen_e4m3_bits(bits: jax.Array) -> jax.Array:
+def e4m3_to_float32(bits: jax.Array) -> jax.Array:
     """uint8 bits of float8_e4m3fn -> float32; for processors that do not convert them themselves."""
     wide = bits.astype(jnp.int32)
     magnitude = wide & 0x7F
@@ -47,13 +47,13 @@ def widen_e4m3_bits(bits: jax.Array) -> jax.Array:
     return jnp.where(wide < 0x80, value, -value)
 
 
-def widen_e8m0_bits(bits: jax.Array) -> jax.Array:
+def e8m0_to_float32(bits: jax.Array) -> jax.Array:
     """uint8 bits of float8_e8m0fnu, powers of two -> float32; the least, 2**-127, becomes 0."""
     exponent = bits.astype(jnp.int32)
     return jnp.where(exponent == 0xFF, jnp.nan, jax.lax.bitcast_convert_type(exponent << 23, jnp.float32))
 
 
-def _widen_f16_bits(bits: jax.Array) -> jax.Array:
+def _f16_to_float32(bits: jax.Array) -> jax.Array:
     """uint16 bits of finite float16 -> float32; for processors that have no float16."""
     wide = bits.astype(jnp.int32)
     magnitude = wide & 0x7FFF
@@ -67,7 +67,7 @@ def _halves(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
     return wide & 0xF, wide >> 4
 
 
-def _widen_e2m1(code: jax.Array) -> jax.Array:
+def _e2m1_to_float32(code: jax.Array) -> jax.Array:
     """Codes 0 to 15 of sign, two bits of exponent and one of mantissa."""
     # Twice the magnitudes 0, .5, 1, 1.5, 2, 3, 4, 6 lie on three lines, of which the highest counts.
     line = (code & 7).astype(jnp.float32)

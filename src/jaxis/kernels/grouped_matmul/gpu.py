@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 
-from jaxis.kernels.grouped_matmul.elements import widen, widen_e4m3_bits, widen_e8m0_bits, widen_scale
+from jaxis.kernels.grouped_matmul.elements import e4m3_to_float32, e8m0_to_float32, scale_to_float32, to_floats
 from jaxis.kernels.grouped_matmul.stored import StoredStack
 from jaxis.kernels.grouped_matmul.visits import visits
 
@@ -66,8 +66,8 @@ def supports(x: jax.Array | jax.ShapeDtypeStruct, stack: StoredStack) -> bool:
     return x.dtype in (jnp.bfloat16, jnp.float16, jnp.float32) and x.shape[0] > 0 and _plan(x, stack) is not None
 
 
-def xla_widens(stack: StoredStack) -> bool:
-    """Whether XLA's product with one such weight holds it in memory as wider numbers; docs/accelerators.md tells."""
+def xla_dequantizes_in_memory(stack: StoredStack) -> bool:
+    """Whether XLA holds such a weight dequantized in memory for its product with it; see docs/accelerators.md."""
     return stack.scale is not None and (stack.kind != "int8" or stack.scale.shape[2] > 1)
 
 
@@ -150,9 +150,9 @@ def _kernel(
             place = elements.at[group, pl.ds(first_output, _OUTPUTS), columns]
             stored = _load(place, is_output[:, None] & is_column[None, :])
             if plan.kind == "e4m3":
-                values = [widen_e4m3_bits(stored)]
+                values = [e4m3_to_float32(stored)]
             else:
-                values = widen(stored, plan.kind, has_zero_point=len(scales) > 1)
+                values = to_floats(stored, plan.kind, has_zero_point=len(scales) > 1)
             if plan.columns_a_scale is not None:
                 values = _scaled(values, load_scales(chunk))
             for value, x in zip(values, inputs, strict=True):
@@ -214,7 +214,7 @@ def _load_scales(
         is_there = is_output[:, None] & (columns < array.shape[2])[None, :]
         indices = (jnp.broadcast_to(index, is_there.shape) for index in (row[:, None], columns[None, :]))
         stored = _load(array.at[group, *indices], is_there)
-        wide = widen_e8m0_bits(stored) if plan.has_exponents else widen_scale(stored)
+        wide = e8m0_to_float32(stored) if plan.has_exponents else scale_to_float32(stored)
         if 1 < wide.shape[1] < plan.chunk:
             repeats = plan.chunk // wide.shape[1]
             wide = jnp.broadcast_to(wide[:, :, None], (*wide.shape, repeats)).reshape(_OUTPUTS, plan.chunk)

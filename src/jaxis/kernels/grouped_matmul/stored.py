@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
-from jaxis.kernels.quantized_matmul.coded import CodedWeight
-from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
-
+INT4_OFFSET = 8
+"""What is added to a symmetric int4 element, so that a nibble is unsigned."""
 PAIRED = ("int4", "uint4", "e2m1")
 """Kinds of elements that are stored two a byte."""
 
@@ -32,12 +29,12 @@ class StoredStack:
       block_shape: (rows, columns) of a block; not more than (out, in).
     """
 
-    elements: jax.Array
-    scale: jax.Array | None = None
-    zero_point: jax.Array | None = None
-    minimum: jax.Array | None = None
-    super_scale: jax.Array | None = None
-    super_minimum: jax.Array | None = None
+    elements: jax.Array | np.ndarray
+    scale: jax.Array | np.ndarray | None = None
+    zero_point: jax.Array | np.ndarray | None = None
+    minimum: jax.Array | np.ndarray | None = None
+    super_scale: jax.Array | np.ndarray | None = None
+    super_minimum: jax.Array | np.ndarray | None = None
     kind: str = field(default="float", metadata={"static": True})
     block_shape: tuple[int, int] = field(default=(1, 1), metadata={"static": True})
 
@@ -61,54 +58,6 @@ class StoredStack:
     def stored_columns_a_scale(self) -> int:
         """Those that share a scale."""
         return self.stored_columns if self.scale is None else self.block_shape[1] // self.parts
-
-
-def stored_stack(weight: object) -> StoredStack | None:
-    """A stack of weights [X, out, in] as the kernels read it; None if they have no code for its type."""
-    if isinstance(weight, QuantizedWeight):
-        columns = weight.group_size
-        if weight.qtype == "int4" and columns % 2:
-            return None
-        zero_point = None if weight.zero_point is None else jnp.asarray(weight.zero_point)
-        return StoredStack(
-            jnp.asarray(weight.qvalue),
-            jnp.asarray(weight.scale),
-            zero_point,
-            kind=weight.qtype,
-            block_shape=(1, columns),
-        )
-    if isinstance(weight, BlockScaledWeight):
-        kind = {"float8_e4m3fn": "e4m3", "float4_e2m1fn": "e2m1"}[weight.qtype]
-        rows, columns = (min(sizes) for sizes in zip(weight.block_shape, weight.shape[-2:], strict=True))
-        if kind == "e2m1" and columns % 2:
-            return None
-        return StoredStack(jnp.asarray(weight.value), jnp.asarray(weight.scale), kind=kind, block_shape=(rows, columns))
-    if isinstance(weight, CodedWeight):
-        return _stored_codes(weight)
-    if isinstance(weight, jax.Array | np.ndarray):
-        return StoredStack(jnp.asarray(weight))
-    return None
-
-
-def _stored_codes(weight: CodedWeight) -> StoredStack | None:
-    """A stack of codes of 4 bits that are numbers, as jaxis quantizes to int4, MLX and GGUF's Q4_1 too."""
-    are_numbers = weight.bits == 4 and weight.levels is None and not weight.offset and weight.zero_point is None
-    supers = [array for array in (weight.super_scale, weight.super_minimum) if array is not None]
-    of_rows = all(array.shape[-1] == 1 for array in supers)
-    as_many = not supers or len(supers) == 1 + (weight.minimum is not None)
-    if not (are_numbers and of_rows and as_many) or weight.group_size % 2:
-        return None
-    arrays = (weight.minimum, weight.super_scale, weight.super_minimum)
-    minimum, super_scale, super_minimum = (None if array is None else jnp.asarray(array) for array in arrays)
-    return StoredStack(
-        jnp.asarray(weight.codes),
-        jnp.asarray(weight.scale),
-        minimum=minimum,
-        super_scale=super_scale,
-        super_minimum=super_minimum,
-        kind="uint4",
-        block_shape=(1, weight.group_size),
-    )
 
 
 def by_parts(x: jax.Array, parts: int) -> jax.Array:

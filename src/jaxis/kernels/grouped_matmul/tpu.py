@@ -21,10 +21,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
-from jaxis.kernels.grouped_matmul.elements import widen, widen_scale
+from jaxis.kernels.grouped_matmul.elements import scale_to_float32, to_floats
 from jaxis.kernels.grouped_matmul.stored import PAIRED, StoredStack, by_parts
 from jaxis.kernels.grouped_matmul.visits import visits
-from jaxis.kernels.tpu_memory import in_hbm
+from jaxis.kernels.platform import in_hbm
 
 _LANES = 128
 _CHUNK = 512  # stored columns of a partial sum
@@ -65,8 +65,8 @@ def supports(x: jax.Array | jax.ShapeDtypeStruct, stack: StoredStack) -> bool:
     return x.dtype in (jnp.bfloat16, jnp.float32) and x.shape[0] > 0 and _plan(x, stack) is not None
 
 
-def xla_widens(stack: StoredStack) -> bool:
-    """Whether XLA's product with one such weight holds it in memory as wider numbers; docs/accelerators.md tells."""
+def xla_dequantizes_in_memory(stack: StoredStack) -> bool:
+    """Whether XLA holds such a weight dequantized in memory for its product with it; see docs/accelerators.md."""
     return stack.kind in PAIRED or (stack.scale is not None and stack.scale.shape[2] > 1)
 
 
@@ -124,7 +124,7 @@ def grouped_matmul(
         plan_visits.ends,
         plan_visits.count,
         by_parts(padded, parts),
-        in_hbm(stack.elements),
+        in_hbm(jnp.asarray(stack.elements)),
         *scales,
     )
     is_in_group = jnp.arange(num_rows) < plan_visits.ends[-1]
@@ -158,7 +158,7 @@ def _kernel(
         wide_scales = scratch[:num_scales]
         for wide, scale, factor in itertools.zip_longest(wide_scales, scales, supers):
             if wide is not None:
-                values = widen_scale(scale[...])
+                values = scale_to_float32(scale[...])
                 wide[: scale.shape[0]] = values if factor is None else values * factor[...]
         if plan.chunks_a_scale is None:
             # Outputs first, as elements have them.
@@ -195,7 +195,7 @@ def _add_chunk(
     columns: pl.Slice,
 ) -> None:
     """Adds the products of some stored columns to the sum."""
-    values = widen(elements[:, columns], plan.kind, has_zero_point=plan.offset == "zero_point")
+    values = to_floats(elements[:, columns], plan.kind, has_zero_point=plan.offset == "zero_point")
     inputs = [x[part, :, columns] for part in range(len(values))]
     if scales and plan.chunks_a_scale is None:
         scale, *offset = (_each_columns(wide, columns, plan) for wide in wide_scales)
@@ -321,12 +321,12 @@ def _loadable(array: jax.Array) -> jax.Array:
 
 def _scales(stack: StoredStack) -> list[jax.Array]:
     """The scales, and the zero points or minima if there are any."""
-    return [array for array in (stack.scale, stack.zero_point, stack.minimum) if array is not None]
+    return [jnp.asarray(array) for array in (stack.scale, stack.zero_point, stack.minimum) if array is not None]
 
 
 def _supers(stack: StoredStack) -> list[jax.Array]:
     """What multiplies each of `_scales`, if there is anything."""
-    return [array for array in (stack.super_scale, stack.super_minimum) if array is not None]
+    return [jnp.asarray(array) for array in (stack.super_scale, stack.super_minimum) if array is not None]
 
 
 def _cost(x: jax.Array, stack: StoredStack) -> pl.CostEstimate:

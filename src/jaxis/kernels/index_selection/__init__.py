@@ -9,32 +9,35 @@ platform) and `cpu.py` select from a cache.
 from __future__ import annotations
 
 import jax
+import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.kernels.index_selection import cpu, tiled
 from jaxis.kernels.index_selection.reference import select_from_whole_sequences
+from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.ragged_paged_attention import layout
 
-__all__ = ["index_cache_shape", "select_from_whole_sequences", "select_tokens"]
+__all__ = ["index_cache_layout", "select_from_whole_sequences", "select_tokens"]
 
 
-def index_cache_shape(num_blocks: int, block_size: int, head_dim: int, dtype: DTypeLike) -> tuple[int, ...]:
-    """The shape of a layer's cache of keys of D elements: `[num_blocks, block_size, D]`, int8 with D + 4.
+def index_cache_layout(block_size: int, head_dim: int, dtype: DTypeLike) -> CacheLayout:
+    """The layout of a layer's cache of keys of D elements: `[num_blocks, block_size, D]`, int8 with D + 4.
 
     Args:
-      num_blocks: The number of blocks.
       block_size: Tokens of a block.
       head_dim: D.
       dtype: float32, bfloat16, float16, or int8 with a float32 scale per key.
     """
-    return (num_blocks, block_size, layout.entry_size(head_dim, dtype))
+    kernels = "native" if cpu.supports(head_dim, dtype) else "any"
+    shape = (block_size, layout.entry_size(head_dim, dtype))
+    return CacheLayout(kernels, block_size, 1, shape, np.dtype(dtype), (None, None))
 
 
 def select_tokens(
     q: jax.Array,
     weights: jax.Array,
     keys: jax.Array,
-    key_cache: jax.Array,
+    key_cache: PagedCache,
     positions: jax.Array,
     seq_lens: jax.Array,
     block_tables: jax.Array,
@@ -42,14 +45,14 @@ def select_tokens(
     request_distribution: jax.Array,
     *,
     num_selected: int,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[PagedCache, jax.Array]:
     """Writes this step's keys into the cache, then selects from it.
 
     Args:
       q: [T, H, D].
       weights: float32 [T, H].
       keys: [T, D].
-      key_cache: Its shape is from `index_cache_shape`. Donate it, and it is updated in place.
+      key_cache: Its layout is from `index_cache_layout`. Donate it, and it is updated in place.
       positions: i32 [T], each token's position in its sequence.
       seq_lens: i32 [R], each request's length after this step.
       block_tables: i32 [R, max_blocks], the blocks that hold each request's tokens, in order.
@@ -62,5 +65,6 @@ def select_tokens(
       all up to themselves; padding selects none.
     """
     rest = (positions, seq_lens, block_tables, query_start_loc, request_distribution)
-    chosen = cpu if cpu.supports(keys.shape[-1], key_cache.dtype) else tiled
-    return chosen.select_tokens(q, weights, keys, key_cache, *rest, num_selected=num_selected)
+    chosen = cpu if key_cache.layout.kernels == "native" else tiled
+    array, selected = chosen.select_tokens(q, weights, keys, key_cache.array, *rest, num_selected=num_selected)
+    return key_cache.layout.cache(array), selected

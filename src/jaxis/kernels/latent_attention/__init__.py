@@ -8,23 +8,25 @@ Attention to selected tokens only (see `kernels/index_selection`) is in `cpu.py`
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from jax.typing import DTypeLike
 
 from jaxis.kernels.latent_attention import blockwise, cpu, layout, selected
+from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.platform import supports_triton, target_platform
 from jaxis.kernels.ragged_paged_attention import tpu_layout
 
-__all__ = ["latent_attention", "latent_cache_shape"]
+__all__ = ["latent_attention", "latent_cache_layout"]
 
 
-def latent_cache_shape(
-    num_blocks: int, block_size: int, value_dim: int, rope_dim: int, dtype: DTypeLike, *, is_gathered: bool = False
-) -> tuple[int, ...]:
-    """The shape of the cache that `latent_attention` expects in a program traced under the current mesh.
+def latent_cache_layout(
+    block_size: int, value_dim: int, rope_dim: int, dtype: DTypeLike, *, is_gathered: bool = False
+) -> CacheLayout:
+    """The layout of the cache that `latent_attention` expects in a program traced under the current mesh.
 
     Args:
-      num_blocks: The number of blocks.
       block_size: B, tokens per block.
       value_dim: Elements of a compressed latent.
       rope_dim: Elements of a rope key.
@@ -34,21 +36,17 @@ def latent_cache_shape(
     Raises:
       ConfigError: There is no layout on TPU for blocks of this size.
     """
-    if _has_tpu_layout(dtype) and not is_gathered:
+    if target_platform() == "tpu" and tpu_layout.supports(dtype) and not is_gathered:
         page = tpu_layout.PageLayout.of_latents(block_size, value_dim, rope_dim, dtype)
-        return page.cache_shape(num_blocks, num_kv_heads=1)
+        return page.cache_layout(1, dtype, None)
     chosen = cpu if cpu.supports(value_dim, rope_dim, dtype) else layout
-    return chosen.latent_cache_shape(num_blocks, block_size, value_dim + rope_dim, dtype)
-
-
-def _has_tpu_layout(dtype: DTypeLike) -> bool:
-    return target_platform() == "tpu" and tpu_layout.supports(dtype)
+    return chosen.latent_cache_layout(block_size, value_dim + rope_dim, dtype)
 
 
 def latent_attention(
     q: jax.Array,
     entries: jax.Array,
-    kv_cache: jax.Array,
+    kv_cache: PagedCache,
     positions: jax.Array,
     seq_lens: jax.Array,
     block_tables: jax.Array,
@@ -58,7 +56,7 @@ def latent_attention(
     *,
     value_dim: int,
     scale: float,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[PagedCache, jax.Array]:
     """Writes this step's entries into the cache, then attends to it.
 
     A query's scores are its products with whole entries; the values are the entries' first `value_dim` elements.
@@ -66,7 +64,7 @@ def latent_attention(
     Args:
       q: [T, H, D].
       entries: [T, D].
-      kv_cache: Its shape is from `latent_cache_shape`. Donate it, and it is updated in place.
+      kv_cache: Its layout is from `latent_cache_layout`. Donate it, and it is updated in place.
       positions: i32 [T], each token's position in its sequence.
       seq_lens: i32 [R], each request's length after this step.
       block_tables: i32 [R, max_blocks], the blocks that hold each request's tokens, in order.
@@ -82,21 +80,25 @@ def latent_attention(
       The updated cache, and [T, H, value_dim] in q's type (padding rows are finite and meaningless).
     """
     operands = (seq_lens, block_tables, query_start_loc, request_distribution)
-    if kv_cache.ndim == cpu.CACHE_AXES:
-        return cpu.latent_attention(q, entries, kv_cache, *operands, selection, value_dim=value_dim, scale=scale)
-    if _has_tpu_layout(kv_cache.dtype) and selection is None:
+    options: Any = {"value_dim": value_dim, "scale": scale}
+    array, cache_layout = kv_cache.array, kv_cache.layout
+    if cache_layout.kernels == "native":
+        array, out = cpu.latent_attention(q, entries, array, *operands, selection, **options)
+        return cache_layout.cache(array), out
+    if cache_layout.kernels == "tpu":
         from jaxis.kernels.latent_attention import tpu
 
-        return tpu.latent_attention(q, entries, kv_cache, *operands, value_dim=value_dim, scale=scale)
-    kv_cache = layout.write_latent_cache(
-        kv_cache, entries, value_dim, positions, block_tables, query_start_loc, request_distribution
+        array, out = tpu.latent_attention(q, entries, array, *operands, **options)
+        return cache_layout.cache(array), out
+    array = layout.write_latent_cache(
+        array, entries, value_dim, positions, block_tables, query_start_loc, request_distribution
     )
+    kv_cache = cache_layout.cache(array)
     if selection is not None:
-        out = selected.latent_attention(q, kv_cache, *operands[1:], selection, value_dim=value_dim, scale=scale)
-        return kv_cache, out
+        return kv_cache, selected.latent_attention(q, array, *operands[1:], selection, **options)
     if supports_triton():
         from jaxis.kernels.latent_attention import gpu
 
-        if gpu.supports(q, kv_cache, value_dim):
-            return kv_cache, gpu.latent_attention(q, kv_cache, *operands, value_dim=value_dim, scale=scale)
-    return kv_cache, blockwise.latent_attention(q, kv_cache, *operands, value_dim=value_dim, scale=scale)
+        if gpu.supports(q, array, value_dim):
+            return kv_cache, gpu.latent_attention(q, array, *operands, **options)
+    return kv_cache, blockwise.latent_attention(q, array, *operands, **options)

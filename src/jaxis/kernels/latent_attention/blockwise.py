@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxis.kernels.latent_attention.context_part import ContextPart
-from jaxis.kernels.latent_attention.layout import decode
+from jaxis.kernels.latent_attention.layout import ContextPart, decode
 from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, whole_chunks
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 

@@ -15,14 +15,15 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxis.kernels.latent_attention import blockwise, layout
-from jaxis.kernels.latent_attention.context_part import ContextPart
+from jaxis.kernels.latent_attention.layout import ContextPart
+from jaxis.kernels.paged_cache import PagedCache
 from jaxis.parallel.mesh import MODEL_AXIS, devices_of_layer, on_each_device
 
 
 def latent_attention(
     q: jax.Array,
     entries: jax.Array,
-    kv_cache: jax.Array,
+    kv_cache: PagedCache,
     positions: jax.Array,
     seq_lens: jax.Array,
     block_tables: jax.Array,
@@ -31,7 +32,7 @@ def latent_attention(
     *,
     value_dim: int,
     scale: float,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[PagedCache, jax.Array]:
     """`jaxis.kernels.latent_attention.latent_attention` over the devices of the current mesh's model axis.
 
     Same arguments and result, but the cache is in the layout of `layout.py`, with its second axis, a block's tokens,
@@ -41,11 +42,12 @@ def latent_attention(
     is_split = q.shape[1] % devices_of_layer() == 0
     heads = PartitionSpec(None, MODEL_AXIS) if is_split else PartitionSpec()
     kernel = functools.partial(
-        _on_device, block_size=kv_cache.shape[1], value_dim=value_dim, scale=scale, heads_are_split=is_split
+        _on_device, block_size=kv_cache.layout.block_size, value_dim=value_dim, scale=scale, heads_are_split=is_split
     )
     in_specs = (heads, PartitionSpec(), cache_spec, *[PartitionSpec()] * 5)
     operands = (positions, seq_lens, block_tables, query_start_loc, request_distribution)
-    return on_each_device(kernel, in_specs, (cache_spec, heads))(q, entries, kv_cache, *operands)
+    array, out = on_each_device(kernel, in_specs, (cache_spec, heads))(q, entries, kv_cache.array, *operands)
+    return kv_cache.layout.cache(array), out
 
 
 def _on_device(

@@ -10,9 +10,9 @@ from jax.typing import DTypeLike
 from jaxis.kernels import native
 from jaxis.kernels.latent_attention import layout
 from jaxis.kernels.native_constants import ATTENTION_TILE
+from jaxis.kernels.paged_cache import CacheLayout
 
 CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
-CACHE_AXES = 3  # distinguishes this layout from that of other platforms
 
 
 def supports(value_dim: int, rope_dim: int, dtype: DTypeLike) -> bool:
@@ -22,9 +22,10 @@ def supports(value_dim: int, rope_dim: int, dtype: DTypeLike) -> bool:
     )
 
 
-def latent_cache_shape(num_blocks: int, block_size: int, head_dim: int, dtype: DTypeLike) -> tuple[int, ...]:
-    """The shape of a layer's cache."""
-    return (num_blocks, 1, block_size * layout.entry_size(head_dim, dtype))
+def latent_cache_layout(block_size: int, head_dim: int, dtype: DTypeLike) -> CacheLayout:
+    """The layout of a layer's cache."""
+    shape = (1, block_size * layout.entry_size(head_dim, dtype))
+    return CacheLayout("native", block_size, 1, shape, np.dtype(dtype), (None, None))
 
 
 def latent_attention(

@@ -1,20 +1,45 @@
 """The layout of the paged cache of latent attention, in one place for every implementation.
 
 A token's entry is D elements that all heads share: its compressed latent, then its rotated rope key. A layer's cache is
-`[num_blocks, block_size, 1, D]`. For the native CPU kernel it is `[num_blocks, 1, block_size * D]`: the same bytes,
-with three axes to mark it as the native kernel's. In an int8 cache, each entry is followed by two float32 scales (eight
-bytes), one for the latent and one for the rope key, whose magnitudes are unrelated: D + 8 elements.
+`[num_blocks, block_size, 1, D]`; for the native CPU kernel the same bytes are `[num_blocks, 1, block_size * D]`. In an
+int8 cache, each entry is followed by two float32 scales (eight bytes), one for the latent and one for the rope key,
+whose magnitudes are unrelated: D + 8 elements.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
-from jaxis.kernels.latent_attention.context_part import ContextPart
+from jaxis.kernels.paged_cache import CacheLayout
 from jaxis.kernels.ragged_paged_attention import layout as kv_layout
 from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, request_of_token
+
+# Which of a block's tokens a device's part of a paged cache holds, where devices share each block's tokens.
+
+
+class ContextPart(NamedTuple):
+    """The consecutive tokens of every block that are in one device's cache.
+
+    Blocks have the same numbers on all devices, and a sequence's tokens are spread evenly whatever blocks it has.
+
+    Attributes:
+      block_size: B, tokens of a whole block.
+      size: Tokens of each block in this cache.
+      first: i32 [], the first of them, from 0.
+    """
+
+    block_size: int
+    size: int
+    first: jax.Array
+
+    def position_of(self, slots: jax.Array) -> jax.Array:
+        """The position in a sequence of each of its tokens in this cache, counted in the order of its blocks."""
+        return slots // self.size * self.block_size + self.first + slots % self.size
 
 
 def entry_size(head_dim: int, dtype: DTypeLike) -> int:
@@ -22,9 +47,10 @@ def entry_size(head_dim: int, dtype: DTypeLike) -> int:
     return head_dim + (2 * SCALE_BYTES if dtype == jnp.int8 else 0)
 
 
-def latent_cache_shape(num_blocks: int, block_size: int, head_dim: int, dtype: DTypeLike) -> tuple[int, ...]:
-    """The shape of a layer's cache."""
-    return (num_blocks, block_size, 1, entry_size(head_dim, dtype))
+def latent_cache_layout(block_size: int, head_dim: int, dtype: DTypeLike, token_axis: str | None = None) -> CacheLayout:
+    """The layout of a layer's cache; `token_axis` is the logical name of a block's tokens if devices share them."""
+    shape = (block_size, 1, entry_size(head_dim, dtype))
+    return CacheLayout("any", block_size, 1, shape, np.dtype(dtype), (token_axis, None, None))
 
 
 def encode(entries: jax.Array, dtype: DTypeLike, value_dim: int) -> jax.Array:

@@ -16,11 +16,11 @@ from jax.typing import DTypeLike
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels import native
 from jaxis.kernels.native_constants import ATTENTION_TILE, MAX_HEAD_DIM
+from jaxis.kernels.paged_cache import CacheLayout
 
 CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 SCALE_BYTES = 4
 UNLIMITED = 1 << 40  # tokens
-CACHE_AXES = 3  # distinguishes this layout from that of other platforms
 
 
 def supports(block_size: int, head_dim: int, dtype: DTypeLike) -> bool:
@@ -34,18 +34,11 @@ def supports(block_size: int, head_dim: int, dtype: DTypeLike) -> bool:
     )
 
 
-def kv_cache_shape(
-    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike
-) -> tuple[int, ...]:
-    """The shape of a layer's cache."""
+def kv_cache_layout(block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike) -> CacheLayout:
+    """The layout of a layer's cache."""
     scales = 2 * block_size * SCALE_BYTES if dtype == jnp.int8 else 0
-    return (num_blocks, num_kv_heads, 2 * block_size * head_dim + scales)
-
-
-def make_kv_cache(shape: tuple[int, ...], dtype: DTypeLike, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Allocates a cache that takes up memory only as it is written, in huge pages if the system supports them."""
-    output = jax.ShapeDtypeStruct(shape, dtype)
-    return jax.jit(lambda: native.call("empty", output), out_shardings=sharding)()
+    shape = (num_kv_heads, 2 * block_size * head_dim + scales)
+    return CacheLayout("native", block_size, num_kv_heads, shape, np.dtype(dtype), ("kv_heads", None))
 
 
 def ragged_paged_attention(

@@ -16,13 +16,14 @@ from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.ragged_paged_attention.gpu_decode import attend_decodes
-from jaxis.kernels.ragged_paged_attention.gpu_memory import MIN_DOT_SIZE, read_rows
 from jaxis.kernels.ragged_paged_attention.gpu_prefill import attend_prefills
 from jaxis.kernels.ragged_paged_attention.gpu_tile import (
+    MIN_DOT_SIZE,
     Batch,
     Chunk,
     PagedAttention,
     TileSize,
+    read_rows,
 )
 from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES
 
@@ -88,7 +89,7 @@ def prefill_tile(attention: PagedAttention, cache_dtype: DTypeLike) -> TileSize:
         return _float32_tile(attention, num_warps=16 if is_wide else 8)
     if is_wide:
         return TileSize(rows=64, tokens=32, num_warps=8, num_stages=2)
-    # Widening an int8 chunk, and where a span begins, take registers of their own.
+    # Dequantizing an int8 chunk, and where a span begins, take registers of their own.
     needs_more = cache_dtype == jnp.int8 or attention.span != FULL_CONTEXT
     return TileSize(rows=64, tokens=64, num_warps=8 if needs_more else 4, num_stages=2)
 

@@ -1,6 +1,6 @@
 """Decodes on GPU: the context of a request with one query is split over several programs, whose sums are then combined.
 
-How a context is split depends on that request alone, and sums are combined in order: the same bits in any company.
+How a context is split depends on that request alone, and sums are combined in order: batch-invariant bits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from jaxis.kernels.ragged_paged_attention.gpu_memory import load, padded_size, read_rows, store, write_rows
 from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     LOG2_E,
     MASKED,
@@ -25,6 +24,11 @@ from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     TileSize,
     attend,
     empty_sums,
+    load,
+    padded_size,
+    read_rows,
+    store,
+    write_rows,
 )
 
 # Tokens that a program attends to, at least: less is not worth its share of combining.

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from jaxis.kernels.ragged_paged_attention.gpu_memory import read_rows, write_rows
 from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     LOG2_E,
     Batch,
@@ -19,6 +18,8 @@ from jaxis.kernels.ragged_paged_attention.gpu_tile import (
     TileSize,
     attend,
     empty_sums,
+    read_rows,
+    write_rows,
 )
 
 NO_TILE = -1

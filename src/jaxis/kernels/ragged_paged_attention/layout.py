@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
+
+from jaxis.kernels.paged_cache import CacheLayout
 
 SCALE_BYTES = 4
 INT8_MAX = 127
@@ -21,11 +24,10 @@ def entry_size(head_dim: int, dtype: DTypeLike) -> int:
     return head_dim + (SCALE_BYTES if dtype == jnp.int8 else 0)
 
 
-def kv_cache_shape(
-    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike
-) -> tuple[int, ...]:
-    """The shape of a layer's cache."""
-    return (num_blocks, block_size, 2 * num_kv_heads, entry_size(head_dim, dtype))
+def kv_cache_layout(block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike) -> CacheLayout:
+    """The layout of a layer's cache."""
+    shape = (block_size, 2 * num_kv_heads, entry_size(head_dim, dtype))
+    return CacheLayout("any", block_size, num_kv_heads, shape, np.dtype(dtype), (None, "kv_heads", None))
 
 
 def encode(x: jax.Array, dtype: DTypeLike) -> jax.Array:

@@ -16,11 +16,10 @@ import jax.numpy as jnp
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.ragged_paged_attention.tpu_append import NewEntries
-from jaxis.kernels.ragged_paged_attention.tpu_items import work_items
 from jaxis.kernels.ragged_paged_attention.tpu_kernel import Tiling, attend_tiles
 from jaxis.kernels.ragged_paged_attention.tpu_layout import LANES, PageLayout
 from jaxis.kernels.ragged_paged_attention.tpu_tile import Scoring
-from jaxis.kernels.ragged_paged_attention.tpu_write import write_pages
+from jaxis.kernels.ragged_paged_attention.tpu_write import work_items, write_pages
 
 # Tokens of context per product, fewer if they fill CHUNK_BYTES; the same for decodes and prefills, which thus split a
 # request's context at the same places. And bytes of context on their way.

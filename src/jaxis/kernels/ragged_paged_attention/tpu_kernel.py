@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxis.kernels.platform import in_hbm
 from jaxis.kernels.ragged_paged_attention.tpu_append import NewEntries, PageAppender
 from jaxis.kernels.ragged_paged_attention.tpu_layout import LANES, PageLayout
 from jaxis.kernels.ragged_paged_attention.tpu_pages import Items, PageStream
 from jaxis.kernels.ragged_paged_attention.tpu_tile import Scoring, Tile
-from jaxis.kernels.tpu_memory import in_hbm
 
 VMEM_LIMIT_BYTES = 48 << 20
 

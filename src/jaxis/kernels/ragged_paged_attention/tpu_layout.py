@@ -24,11 +24,12 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.errors import ConfigError
+from jaxis.kernels.paged_cache import CacheLayout
 from jaxis.kernels.ragged_paged_attention.layout import quantize
 
 LANES = 128
 SCALE_ROWS = 8
-# From the rows of a register with bfloat16, the narrowest type that is multiplied, to the lanes of scales.
+# From the rows of a register with bfloat16, the smallest type that is multiplied, to the lanes of scales.
 SMALL_BLOCK_SIZES = (16, 32, 64, 128)
 CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 
@@ -96,8 +97,8 @@ class PageLayout:
         """The rows of the scales, in an int8 cache."""
         return slice(self.num_rows - SCALE_ROWS, self.num_rows)
 
-    def cache_shape(self, num_blocks: int, num_kv_heads: int) -> tuple[int, ...]:
-        """The shape of a layer's cache.
+    def cache_layout(self, num_kv_heads: int, dtype: DTypeLike, head_axis: str | None) -> CacheLayout:
+        """The layout of a layer's cache, whose axis of heads has this logical name.
 
         Raises:
           ConfigError: Blocks of this size cannot be read as whole rows.
@@ -108,7 +109,8 @@ class PageLayout:
             larger = "with an int8 cache" if self.is_scaled else "or a multiple of 128"
             sizes = ", ".join(map(str, SMALL_BLOCK_SIZES))
             raise ConfigError(f"block_size={self.block_size}: on TPU it must be one of {sizes} {larger}")
-        return (num_blocks, num_kv_heads, self.num_rows, LANES)
+        shape, axes = (num_kv_heads, self.num_rows, LANES), (head_axis, None, None)
+        return CacheLayout("tpu", self.block_size, num_kv_heads, shape, np.dtype(dtype), axes)
 
     def pad(self, parts: Sequence[jax.Array]) -> jax.Array:
         """The two parts of entries, each [..., d], side by side as their planes have them: [..., P * 128]."""

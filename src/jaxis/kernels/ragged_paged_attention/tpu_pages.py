@@ -1,8 +1,8 @@
 """Brings the pages that a kernel needs from HBM, several chunks ahead of their use and across requests.
 
 An item is some consecutive queries of one request, and its context is read in chunks of whole pages at multiples of the
-chunk's size, so that the sums of a request are split the same way in any company. Only pages that its queries see are
-read.
+chunk's size, so that the sums of a request are split the same way regardless of what else is in the batch. Only pages
+that its queries see are read.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class Tile:
         of_lanes = sum(weights[:, i : i + LANES] for i in range(0, weights.shape[1], LANES))
         self.total[head, rows, :] = self.total[head, rows, :] * shrink + of_lanes
         if scales is not None:
-            # A token that nobody sees has a weight of zero, and perhaps a scale of NaN.
+            # A token that no query sees has a weight of zero, and perhaps a scale of NaN.
             weights = jnp.where(visible, weights * scales[self.page.value_part], 0.0)
         weights = weights.astype(self.q.dtype)
         for i, plane in enumerate(self.page.value_planes):

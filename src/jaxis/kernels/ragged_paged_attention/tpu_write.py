@@ -7,16 +7,41 @@ belong into it; the kernel rotates the new rows to their place and replaces what
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxis.kernels.ragged_paged_attention.tpu_items import work_items
+from jaxis.kernels.platform import in_hbm
 from jaxis.kernels.ragged_paged_attention.tpu_layout import LANES, PageLayout, quantize_parts
-from jaxis.kernels.tpu_memory import in_hbm
+
+# Lists of what a kernel does, one item after the other, made from a step's flat batch on the device.
+
+
+class WorkItems(NamedTuple):
+    """Items of all requests, in the order of requests.
+
+    Attributes:
+      count: i32 [], how many there are.
+      request: i32 [max_items], whose each is; past the last one, a valid index.
+      nth: i32 [max_items], the how-manieth of its request each is.
+    """
+
+    count: jax.Array
+    request: jax.Array
+    nth: jax.Array
+
+
+def work_items(counts: jax.Array, max_items: int) -> WorkItems:
+    """`counts[r]` items for each request r, at most `max_items` together."""
+    ends = jnp.cumsum(counts)
+    index = jnp.arange(max_items, dtype=jnp.int32)
+    # Compared with all: XLA merges this for all layers of a step, which it does not do with searchsorted's loop.
+    request = jnp.sum(ends[None, :] <= index[:, None], axis=1, dtype=jnp.int32)
+    request = jnp.minimum(request, counts.shape[0] - 1)
+    return WorkItems(ends[-1].astype(jnp.int32), request, index - (ends - counts)[request])
 
 
 def write_pages(
@@ -70,7 +95,7 @@ def _entries(parts: tuple[jax.Array, jax.Array], page: PageLayout, dtype: Any) -
         parts, of_parts = quantize_parts(parts)
         of_parts = of_parts.transpose(1, 2, 0)
         scales = [jnp.pad(of_parts, ((0, 0), (0, 0), (0, -of_parts.shape[2] % LANES)))]
-    # As 32-bit integers, because registers of narrower ones cannot be rotated.
+    # As 32-bit integers, because registers of smaller ones cannot be rotated.
     planes = page.pad(parts).astype(jnp.int32 if page.is_scaled else dtype)
     num_tokens, num_heads, _ = planes.shape
     planes = planes.reshape(num_tokens, num_heads * page.num_planes, LANES).transpose(1, 0, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from jaxis.kernels.rotary_embedding import cpu, reference
-from jaxis.kernels.rotary_embedding.head_norms import HeadNorms
+from jaxis.kernels.rotary_embedding.reference import HeadNorms
 
 __all__ = ["HeadNorms", "rotary_embedding"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxis.kernels import native
 from jaxis.kernels.rms_norm.cpu import rms_norm
 from jaxis.kernels.rotary_embedding import reference
-from jaxis.kernels.rotary_embedding.head_norms import HeadNorms
+from jaxis.kernels.rotary_embedding.reference import HeadNorms
 
 
 def is_usable() -> bool:

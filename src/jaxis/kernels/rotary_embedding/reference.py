@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from jaxis.kernels.rms_norm import reference as rms_norm_reference
-from jaxis.kernels.rotary_embedding.head_norms import HeadNorms
+
+# The RMS norms of queries and keys that some families apply before the rope.
+
+
+class HeadNorms(NamedTuple):
+    """RMS norms over each head.
+
+    Attributes:
+      q_weight: [D].
+      k_weight: [D].
+      epsilon: Added to the mean square.
+    """
+
+    q_weight: jax.Array
+    k_weight: jax.Array
+    epsilon: float
 
 
 def rotary_embedding(

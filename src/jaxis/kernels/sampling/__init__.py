@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.sampling import cpu, shards, tiles
+from jaxis.kernels.sampling import cpu, tiles
 from jaxis.kernels.sampling.categorical import sample_categorical
 from jaxis.kernels.sampling.filters import TokenFilters
 
@@ -22,8 +22,8 @@ def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     Returns:
       Token ids int32 [R] and logits float32 [R] (NaN if the row holds a NaN, and the token is meaningless).
     """
-    if shards.can_divide(logits):
-        return shards.argmax_on_shards(logits)
+    if tiles.can_divide(logits):
+        return tiles.argmax_on_shards(logits)
     return (cpu if cpu.supports(logits) else tiles).argmax(logits)
 
 

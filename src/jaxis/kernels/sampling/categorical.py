@@ -9,10 +9,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxis.kernels.materialize import in_whole_vectors
 from jaxis.kernels.sampling import cpu
 from jaxis.kernels.sampling.filters import TokenFilters, weigh_tokens
 from jaxis.kernels.sampling.tiles import TILE
-from jaxis.kernels.whole_vectors import in_whole_vectors
 
 
 def sample_categorical(

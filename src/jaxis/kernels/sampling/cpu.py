@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.kernels import native
+from jaxis.kernels.materialize import in_whole_vectors
 from jaxis.kernels.sampling.filters import LogitScale, TokenFilters, TokenWeights
 from jaxis.kernels.sampling.tiles import TILE
-from jaxis.kernels.whole_vectors import in_whole_vectors
 
 
 def supports(logits: jax.Array) -> bool:

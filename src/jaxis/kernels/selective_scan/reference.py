@@ -8,8 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.state_scan import scan_tokens
-from jaxis.kernels.state_slots import StateSlots, TokenSlots
+from jaxis.kernels.state_slots import StateSlots, TokenSlots, scan_tokens
 
 
 class ScanInputs(NamedTuple):

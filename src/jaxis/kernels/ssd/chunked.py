@@ -10,10 +10,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.decay_sums import sums_between
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.ssd import reference
-from jaxis.kernels.state_chunks import run_chunks
+from jaxis.kernels.state_chunks import run_chunks, sums_between
 from jaxis.kernels.state_slots import StateSlots
 
 CHUNK_SIZE = 64

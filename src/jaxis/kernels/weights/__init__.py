@@ -1,45 +1,57 @@
 """Weights as values: what a matrix [out, in] is in memory, and the functions on it.
 
-A weight is an array, or a pytree that represents one: QuantizedWeight (low-bit integers), BlockScaledWeight
-(low-bit floats), CodedWeight (low-bit codes of other meanings), PackedWeight (any of these, laid out for the native CPU
-kernels), ReorderedWeight (one of these whose columns are in an order of their own). A stack of experts is the same type
-with a leading axis. How a value is multiplied, looked up or packed is decided by its type alone: `table.py` has the
-functions that do it for each type, and a new type of weight is one more entry there.
+A weight is a float array, or a pytree that inherits from `Weight`, whose methods are what the functions here need of
+it: QuantizedWeight (low-bit integers), BlockScaledWeight (low-bit floats), CodedWeight (low-bit codes of other
+meanings), PackedWeight (any of these, packed for the native CPU kernels), ReorderedWeight (one of these whose columns
+are in an order of their own). A stack of experts is the same form with a leading axis. A new form is one more such
+class; what makes it from a checkpoint is a format of `jaxis.quantization`.
 """
 
-from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
-from jaxis.kernels.quantized_matmul.coded import CodedWeight
-from jaxis.kernels.quantized_matmul.packed import Allocate, PackedWeight
-from jaxis.kernels.quantized_matmul.quantize import check_quantizable, quantize
-from jaxis.kernels.quantized_matmul.reordered import ReorderedWeight
-from jaxis.kernels.quantized_matmul.weight import QuantizedWeight, WeightScheme
-from jaxis.kernels.weights.functions import dequantize, experts, fused_matmul, gated_matmul, lookup, matmul, pack
-from jaxis.kernels.weights.operations import ExpertStacks, GatedUnit, Operations, Weight, register
-from jaxis.kernels.weights.rows import take_rows
-from jaxis.kernels.weights.table import TABLE
+from jaxis.kernels.weights.block_scaled_weight import BlockScaledWeight
+from jaxis.kernels.weights.coded_weight import CodedWeight
+from jaxis.kernels.weights.float_weight import as_value, as_weight
+from jaxis.kernels.weights.functions import (
+    dequantize,
+    experts,
+    fused_matmul,
+    gated_matmul,
+    head_matmul,
+    lookup,
+    matmul,
+    pack,
+    take_rows,
+)
+from jaxis.kernels.weights.packed_weight import PackedWeight, can_pack_experts
+from jaxis.kernels.weights.quantize import quantize
+from jaxis.kernels.weights.quantized_weight import QuantizedWeight
+from jaxis.kernels.weights.reordered_weight import ReorderedWeight
+from jaxis.kernels.weights.scheme import WeightScheme, check_quantizable
+from jaxis.kernels.weights.weight import Allocate, ExpertStacks, GatedUnit, Weight, WeightValue
 
 __all__ = [
-    "TABLE",
     "Allocate",
     "BlockScaledWeight",
     "CodedWeight",
     "ExpertStacks",
     "GatedUnit",
-    "Operations",
     "PackedWeight",
     "QuantizedWeight",
     "ReorderedWeight",
     "Weight",
     "WeightScheme",
+    "WeightValue",
+    "as_value",
+    "as_weight",
+    "can_pack_experts",
     "check_quantizable",
     "dequantize",
     "experts",
     "fused_matmul",
     "gated_matmul",
+    "head_matmul",
     "lookup",
     "matmul",
     "pack",
     "quantize",
-    "register",
     "take_rows",
 ]

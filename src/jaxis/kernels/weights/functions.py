@@ -1,27 +1,127 @@
-"""Functions on weights of any type."""
+"""Functions on weights of any form, float arrays among them."""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxis.kernels.activations import KERNEL_NAMES
-from jaxis.kernels.quantized_matmul import packed
-from jaxis.kernels.quantized_matmul.packed import Allocate
-from jaxis.kernels.quantized_matmul.quantize import quantize
-from jaxis.kernels.quantized_matmul.weight import WeightScheme
-from jaxis.kernels.weights.narrow import narrow_matmul_on_shards
-from jaxis.kernels.weights.operations import ExpertStacks, Weight, operations_of
-from jaxis.kernels.weights.sharded_lookup import lookup_on_shards
+from jaxis.kernels.grouped_matmul import accelerator_kernels, kernels_of_platform
+from jaxis.kernels.weights.float_weight import as_value, as_weight
+from jaxis.kernels.weights.grouped_experts import experts_by_groups
+from jaxis.kernels.weights.packed_weight import quantize_and_pack
+from jaxis.kernels.weights.quantize import quantize
+from jaxis.kernels.weights.scheme import WeightScheme
+from jaxis.kernels.weights.shards import (
+    MODEL_AXIS,
+    divided_axis,
+    is_divided,
+    lookup_on_shards,
+    num_shards,
+    shard_specs,
+    stack_struct,
+)
+from jaxis.kernels.weights.weight import Allocate, ExpertStacks, Weight, WeightValue
+from jaxis.parallel.mesh import on_each_device
+
+# Products with a weight: by XLA, or on TPU and GPU by a kernel where XLA would hold it dequantized in memory.
+
+
+def matmul_on_device(x: jax.Array, weight: Weight, preferred_element_type: DTypeLike | None) -> jax.Array:
+    """`weight.matmul(x, preferred_element_type)`, by a kernel of grouped products if it reads less than XLA.
+
+    Args:
+      x: [..., in].
+      weight: Stands for [out, in].
+      preferred_element_type: Type of the result; None means x's.
+
+    Returns:
+      [..., out]. Derivatives are those of `Weight.matmul`.
+    """
+    kernels = accelerator_kernels()
+    if kernels is not None:
+        stack, rows = stack_struct(weight), jax.ShapeDtypeStruct((math.prod(x.shape[:-1]), x.shape[-1]), x.dtype)
+        if stack is not None and kernels.xla_dequantizes_in_memory(stack) and kernels.supports(rows, stack):
+            return _by_kernel(preferred_element_type, x, weight)
+    return weight.matmul(x, preferred_element_type)
+
+
+def matmul_on_shards(
+    x: jax.Array, weight: WeightValue, preferred_element_type: DTypeLike | None, axes: tuple[str | None, str | None]
+) -> jax.Array | None:
+    """`x @ weight.T` on several devices, each with a part of a low-precision weight, or all of it.
+
+    XLA, which divides other products, cannot divide a kernel.
+
+    Args:
+      x: [..., in].
+      weight: Stands for [out, in].
+      preferred_element_type: Type of the result; None means x's.
+      axes: Logical axes of the weight's (out, in).
+
+    Returns:
+      [..., out]; None if XLA's own product is as good, or the weight cannot be divided.
+    """
+    kernels, shards = kernels_of_platform(), num_shards()
+    if kernels is None or shards is None:
+        return None
+    stack = stack_struct(weight)
+    if stack is None or not kernels.xla_dequantizes_in_memory(stack):
+        return None
+    of_features, everywhere = PartitionSpec(*[None] * (x.ndim - 1), MODEL_AXIS), PartitionSpec()
+    axis = divided_axis(weight, axes)
+    if axis is not None:
+        in_specs = (everywhere if axis == -2 else of_features, shard_specs(weight, axis, shards))
+        out_specs = of_features if axis == -2 else everywhere
+    elif not any(is_divided(name) for name in axes):
+        in_specs, out_specs = (everywhere, jax.tree.map(lambda _: everywhere, weight)), everywhere
+    else:
+        return None
+
+    def on_shard(x: jax.Array, of_shard: WeightValue) -> jax.Array:
+        y = matmul_on_device(x, as_weight(of_shard), preferred_element_type)
+        return jax.lax.psum(y, MODEL_AXIS) if axis == -1 else y
+
+    return on_each_device(on_shard, in_specs, out_specs)(x, weight)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _by_kernel(preferred_element_type: DTypeLike | None, x: jax.Array, weight: Weight) -> jax.Array:
+    one_group = jax.tree.map(lambda array: jnp.asarray(array)[None], weight)
+    kernels, stack = accelerator_kernels(), one_group.kernel_stack()
+    assert kernels is not None
+    assert stack is not None
+    rows = weight.round_input(x).reshape(-1, x.shape[-1])
+    all_rows = jnp.full(1, len(rows), jnp.int32)
+    y = kernels.grouped_matmul(rows, stack, all_rows, out_dtype=preferred_element_type)
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def _forward(
+    preferred_element_type: DTypeLike | None, x: jax.Array, weight: Weight
+) -> tuple[jax.Array, tuple[jax.Array, Weight]]:
+    return _by_kernel(preferred_element_type, x, weight), (x, weight)
+
+
+def _backward(
+    preferred_element_type: DTypeLike | None, operands: tuple[jax.Array, Weight], cotangent: jax.Array
+) -> tuple[jax.Array, Weight]:
+    return jax.vjp(lambda x, weight: weight.matmul(x, preferred_element_type), *operands)[1](cotangent)
+
+
+_by_kernel.defvjp(_forward, _backward)
 
 
 def matmul(
     x: jax.Array,
-    weight: Weight,
+    weight: WeightValue,
     *,
     preferred_element_type: DTypeLike | None = None,
     axes: tuple[str | None, str | None] = (None, None),
@@ -37,29 +137,43 @@ def matmul(
     Returns:
       [..., out].
     """
-    if (y := narrow_matmul_on_shards(x, weight, preferred_element_type, axes)) is not None:
+    if (y := matmul_on_shards(x, weight, preferred_element_type, axes)) is not None:
         return y
-    return operations_of(weight).matmul(x, weight, preferred_element_type)
+    return matmul_on_device(x, as_weight(weight), preferred_element_type)
 
 
-def fused_matmul(x: jax.Array, weights: Sequence[Weight]) -> list[jax.Array] | None:
+def fused_matmul(x: jax.Array, weights: Sequence[WeightValue]) -> list[jax.Array] | None:
     """`matmul` of one x [..., in] with each of the weights, in one kernel; None if no kernel supports them."""
-    if any(type(weight) is not type(weights[0]) for weight in weights):
+    first, *others = map(as_weight, weights)
+    if any(type(weight) is not type(first) for weight in others):
         return None
-    return operations_of(weights[0]).fused_matmul(x, weights)
+    return first.fused_matmul(x, [first, *others])
 
 
 def gated_matmul(
-    x: jax.Array, gate: Weight, up: Weight, activation: Callable[[jax.Array], jax.Array]
+    x: jax.Array, gate: WeightValue, up: WeightValue, activation: Callable[[jax.Array], jax.Array]
 ) -> jax.Array | None:
     """`activation(x @ gate.T) * (x @ up.T)` for x [..., in], in one kernel; None if no kernel supports it."""
     if type(gate) is not type(up) or activation not in KERNEL_NAMES:
         return None
-    return operations_of(gate).gated_matmul(x, gate, up, KERNEL_NAMES[activation])
+    return as_weight(gate).gated_matmul(x, up, KERNEL_NAMES[activation])
+
+
+def head_matmul(x: jax.Array, weight: WeightValue) -> jax.Array:
+    """The product of each token's heads with one matrix per head: how attention over latents absorbs projections.
+
+    Args:
+      x: [T, H, in].
+      weight: [H, out, in].
+
+    Returns:
+      [T, H, out] in x's type: `x[t, h] @ weight[h].T` for each token t and head h.
+    """
+    return as_weight(weight).head_matmul(x)
 
 
 def lookup(
-    ids: jax.Array, weight: Weight, dtype: DTypeLike, *, axes: tuple[str | None, str | None] = (None, None)
+    ids: jax.Array, weight: WeightValue, dtype: DTypeLike, *, axes: tuple[str | None, str | None] = (None, None)
 ) -> jax.Array:
     """Rows of a weight.
 
@@ -74,7 +188,7 @@ def lookup(
     """
     if (rows := lookup_on_shards(ids, weight, dtype, axes[0])) is not None:
         return rows
-    return operations_of(weight).lookup(ids, weight, dtype)
+    return as_weight(weight).lookup(ids, dtype)
 
 
 def experts(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks) -> jax.Array:
@@ -91,40 +205,49 @@ def experts(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stac
     Returns:
       [T, E] in x's type.
     """
-    return operations_of(stacks.up).experts(x, expert_ids, expert_weights, stacks)
+    y = as_weight(stacks.up).experts(x, expert_ids, expert_weights, stacks)
+    return experts_by_groups(x, expert_ids, expert_weights, stacks) if y is None else y
 
 
-def dequantize(weight: Weight, dtype: DTypeLike = jnp.float32) -> jax.Array:
+def dequantize(weight: WeightValue, dtype: DTypeLike = jnp.float32) -> jax.Array:
     """The weight as an array [..., out, in]."""
-    return operations_of(weight).dequantize(weight, dtype)
+    return as_weight(weight).dequantize(dtype)
+
+
+def take_rows(weight: WeightValue, rows: np.ndarray) -> WeightValue:
+    """A weight of the same form [n, in] whose outputs are these, int [n], of a weight [out, in], in this order.
+
+    Raises:
+      TypeError: The weight is packed.
+    """
+    return as_value(as_weight(weight).take_rows(rows))
 
 
 def pack(
-    weight: Weight,
+    weight: WeightValue,
     *,
     dtype: DTypeLike = jnp.float32,
     scheme: WeightScheme | None = None,
     allocate: Allocate | None = None,
-) -> Weight:
+) -> WeightValue:
     """Packs a weight [out, in] of host arrays for the native CPU kernels.
 
     Args:
       weight: The weight.
       dtype: The model's type. A float array becomes bfloat16 if this is bfloat16, and stays bfloat16 if it is already.
       scheme: Quantizes a float array while packing, as `quantize` does; in one pass if native code supports it.
-      allocate: See `packed.pack`.
+      allocate: See `Weight.pack`.
 
     Returns:
-      A PackedWeight, a ReorderedWeight of one, or the (quantized) weight, unpacked, if the kernels do not take it.
+      The packed weight, or the (quantized) weight as it is if the kernels do not take it.
 
     Raises:
       ValueError: See `quantize`.
     """
     if scheme is not None:
         array = np.asarray(weight)
-        packed_weight = packed.quantize_and_pack(array, scheme, allocate)
-        if packed_weight is not None:
-            return packed_weight
+        if (packed := quantize_and_pack(array, scheme, allocate)) is not None:
+            return packed
         weight = quantize(array, scheme)
-    packed_weight = operations_of(weight).pack(weight, dtype, allocate)
-    return weight if packed_weight is None else packed_weight
+    packed = as_weight(weight).pack(dtype, allocate)
+    return weight if packed is None else packed

@@ -1,53 +1,29 @@
-"""Rows of a weight in another order, some of them several times or not at all."""
+"""Rows of a table, looked up by their numbers."""
 
 from __future__ import annotations
-
-import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
-from jaxis.kernels.quantized_matmul.packed import PackedWeight
-from jaxis.kernels.quantized_matmul.reordered import ReorderedWeight
-from jaxis.kernels.weights.operations import Weight
+from jaxis.kernels.platform import can_call_kernels, target_platform
 
 
-def take_rows(weight: Weight, rows: np.ndarray) -> Weight:
-    """The weight whose outputs are these of a weight's, in this order.
-
-    Args:
-      weight: Stands for [out, in]; not packed for the native kernels.
-      rows: int [n], indices of outputs.
-
-    Returns:
-      A weight of the same type that stands for [n, in]. Blocks that share a scale are cut where `rows` cuts them.
-
-    Raises:
-      TypeError: The weight is packed.
-    """
-    if isinstance(weight, PackedWeight):
-        raise TypeError("rows of a packed weight cannot be taken one by one")
-    if isinstance(weight, ReorderedWeight):
-        return dataclasses.replace(weight, weight=take_rows(weight.weight, rows))
-    if isinstance(weight, BlockScaledWeight):
-        return _take_rows_of_blocks(weight, rows)
-    return jax.tree.map(lambda array: _take(array, rows), weight)
+def gather_rows(array: jax.Array | np.ndarray, ids: jax.Array) -> jax.Array:
+    """`array[ids]` for a table [V, ...] and ids i32 [T]; ids out of range are clipped."""
+    if target_platform() == "tpu":
+        return _gather_on_tpu(jnp.asarray(array), ids)
+    return jnp.take(jnp.asarray(array), ids, axis=0, mode="clip")
 
 
-def _take_rows_of_blocks(weight: BlockScaledWeight, rows: np.ndarray) -> BlockScaledWeight:
-    block_rows, block_columns = weight.block_shape
-    value = _take(weight.value, rows)
-    if weight.scale.shape[0] == 1:  # one scale for all
-        return BlockScaledWeight(value, weight.scale, (max(block_rows, len(rows)), block_columns))
-    # Each run of neighbouring rows consists of whole pieces of this size.
-    begins = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
-    piece = math.gcd(block_rows, len(rows), *begins.tolist(), *rows[begins].tolist())
-    scale = _take(weight.scale, rows[::piece] // block_rows)
-    return BlockScaledWeight(value, scale, (piece, block_columns))
+def _gather_on_tpu(array: jax.Array, ids: jax.Array) -> jax.Array:
+    if can_call_kernels():
+        # Imported here because Pallas takes long to import.
+        from jaxis.kernels.weights import rows_tpu
 
-
-def _take(array: jax.Array | np.ndarray, rows: np.ndarray) -> jax.Array:
-    return jnp.take(jnp.asarray(array), rows, axis=0)
+        if rows_tpu.supports(array, ids):
+            return rows_tpu.take_rows(array, ids)
+    if len(ids) > 1 or array.dtype.itemsize > 1:
+        return jnp.take(array, ids, axis=0, mode="clip")
+    # XLA slices a single row, for which it copies a whole table of bytes into tiles of other sizes; two it gathers.
+    return jnp.take(array, jnp.pad(ids, (0, 1)), axis=0, mode="clip")[:1]

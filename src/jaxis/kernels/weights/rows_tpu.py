@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxis.kernels.tpu_memory import in_hbm
+from jaxis.kernels.platform import in_hbm
 
 _TILE_BYTES = 32  # of a column of a tile: 8 rows of 4 bytes, 32 of one
 _LARGEST_TABLE = 128 << 20  # the largest VMEM; larger tables are gathered from HBM

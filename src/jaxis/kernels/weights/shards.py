@@ -1,23 +1,20 @@
-"""How a weight is divided between the devices of the current mesh, for functions that run on each device's own part."""
+"""How a weight is divided between the devices of the current mesh, and lookups of rows on each device's own part."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
-from jaxis.kernels.grouped_matmul.stored import StoredStack, stored_stack
+from jaxis.kernels.grouped_matmul.stored import StoredStack
 from jaxis.kernels.native_constants import ACTIVATION_GROUP
-from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
-from jaxis.kernels.quantized_matmul.coded import CodedWeight
-from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
-from jaxis.kernels.weights.operations import Weight
-from jaxis.parallel.mesh import LOGICAL_AXIS_RULES, MODEL_AXIS, automatic_axes, devices_of_layer
+from jaxis.kernels.weights.float_weight import as_value, as_weight
+from jaxis.kernels.weights.weight import WeightValue
+from jaxis.parallel.mesh import LOGICAL_AXIS_RULES, MODEL_AXIS, automatic_axes, devices_of_layer, on_each_device
 
 Axes = tuple[str | None, ...]
 
@@ -34,7 +31,7 @@ def is_divided(axis: str | None) -> bool:
     return axis is not None and MODEL_AXIS in LOGICAL_AXIS_RULES.get(axis, ())
 
 
-def divided_axis(weight: Weight, axes: Axes) -> int | None:
+def divided_axis(weight: WeightValue, axes: Axes) -> int | None:
     """Which axis of a weight [..., out, in] the current mesh divides, so that each part is a weight itself.
 
     Args:
@@ -52,40 +49,26 @@ def divided_axis(weight: Weight, axes: Axes) -> int | None:
     return next((axis for axis in {divided[0]: None, -2: None} if shard_specs(weight, axis, shards) is not None), None)
 
 
-def placement(weight: Weight, axes: Axes) -> Axes:
+def placement(weight: WeightValue, axes: Axes) -> Axes:
     """The logical axes by which the arrays of a weight are placed on the current mesh, for `divided_axis`."""
-    axis = divided_axis(weight, axes) if isinstance(weight, QuantizedWeight | BlockScaledWeight | CodedWeight) else None
+    stack = stack_struct(weight)
+    is_float = stack is None or stack.scale is None
+    axis = None if is_float else divided_axis(weight, axes)
     if axis is None or is_divided(axes[axis]):
         return axes
     return (*axes[:-2], axes[-1], axes[-2])
 
 
-def with_whole_blocks(weight: Weight, axes: Axes) -> Weight:
-    """The weight, with smaller blocks if the current mesh would cut blocks of several rows and columns.
-
-    Such blocks have few scales, which are repeated: blocks of 128 x 128 whose rows are divided between 64 devices.
-
-    Args:
-      weight: [out, in].
-      axes: Its logical axes.
-    """
+def with_whole_blocks(weight: WeightValue, axes: Axes) -> WeightValue:
+    """The weight [out, in], with smaller blocks where the current mesh would cut blocks of several rows and columns."""
     shards = num_shards()
-    if shards is None or not isinstance(weight, BlockScaledWeight) or weight.block_shape[0] == 1:
+    if shards is None:
         return weight
-    scale, blocks = weight.scale, list(weight.block_shape)
-    for axis, name in ((0, axes[-2]), (1, axes[-1])):
-        size = weight.shape[axis]
-        if not is_divided(name) or size % shards or scale.shape[axis] == 1:
-            continue
-        smaller = math.gcd(blocks[axis], size // shards)
-        library: Any = jnp if isinstance(scale, jax.Array) else np
-        scale = library.repeat(scale, blocks[axis] // smaller, axis=axis)
-        scale = scale[tuple(slice(-(-size // smaller)) if i == axis else slice(None) for i in range(2))]
-        blocks[axis] = smaller
-    return dataclasses.replace(weight, scale=scale, block_shape=(blocks[0], blocks[1]))
+    rows, columns = (shards if is_divided(axis) else 1 for axis in axes[-2:])
+    return as_value(as_weight(weight).with_whole_blocks((rows, columns)))
 
 
-def shard_specs(weight: Weight, axis: int, shards: int) -> Any:
+def shard_specs(weight: WeightValue, axis: int, shards: int) -> Any:
     """Where a weight's arrays [..., out, in] are divided if one of the last two axes is.
 
     Args:
@@ -94,14 +77,13 @@ def shard_specs(weight: Weight, axis: int, shards: int) -> Any:
       shards: Into how many parts.
 
     Returns:
-      A PartitionSpec for each of its arrays; None if a part would not be a weight itself, or no kernel knows its type.
+      A PartitionSpec for each of its arrays; None if a part would not be a weight itself, or no kernel knows its form.
     """
-    stack = jax.eval_shape(_as_stack, weight)
+    stack = stack_struct(weight)
     if stack is None or not _is_divisible(stack, axis, shards):
         return None
-    quantizes_input = isinstance(weight, QuantizedWeight | CodedWeight) and weight.act_qtype is not None
     # Inputs are quantized in groups of features, which have to be whole.
-    if quantizes_input and axis == -1 and stack.shape[2] % (shards * ACTIVATION_GROUP):
+    if as_weight(weight).quantizes_input and axis == -1 and stack.shape[2] % (shards * ACTIVATION_GROUP):
         return None
 
     def spec(array: jax.Array | np.ndarray) -> PartitionSpec:
@@ -112,10 +94,46 @@ def shard_specs(weight: Weight, axis: int, shards: int) -> Any:
     return jax.tree.map(spec, weight)
 
 
-def _as_stack(weight: Weight) -> StoredStack | None:
-    if len(weight.shape) > 2:
-        return stored_stack(weight)
-    return stored_stack(jax.tree.map(lambda array: array[None], weight))
+def stack_struct(weight: WeightValue) -> StoredStack | None:
+    """The shapes and types of `Weight.kernel_stack` for a stack [X, out, in], or for a weight [out, in] as one of 1."""
+    leading = () if len(as_weight(weight).shape) > 2 else (1,)
+    structs = jax.tree.map(lambda array: jax.ShapeDtypeStruct((*leading, *array.shape), array.dtype), weight)
+    return as_weight(structs).kernel_stack()
+
+
+def lookup_on_shards(ids: jax.Array, weight: WeightValue, dtype: DTypeLike, axis: str | None) -> jax.Array | None:
+    """Rows of a table whose rows are divided between devices: bit-identical to those on one device.
+
+    XLA may gather the whole table on each device for the few rows of a step. So each device looks up the rows that it
+    has, and one sum over the devices follows.
+
+    Args:
+      ids: i32 [T]; those out of range are clipped.
+      weight: Stands for [out, in].
+      dtype: A float type, of the result.
+      axis: Logical axis of the weight's `out`.
+
+    Returns:
+      [T, in]; None if the current mesh does not divide these rows.
+    """
+    shards = num_shards()
+    if shards is None or not is_divided(axis):
+        return None
+    if (specs := shard_specs(weight, -2, shards)) is None:
+        return None
+    num_rows = as_weight(weight).shape[0]
+    rows_per_shard = num_rows // shards
+
+    def on_shard(ids: jax.Array, of_shard: Any) -> jax.Array:
+        row = ids - jax.lax.axis_index(MODEL_AXIS) * rows_per_shard
+        rows = as_weight(of_shard).lookup(row, dtype)
+        is_here = (row >= 0) & (row < rows_per_shard)
+        # One device adds a row to the others' zeros, so the sum is exact in any order.
+        return jax.lax.psum(jnp.where(is_here[:, None], rows, 0), MODEL_AXIS)
+
+    everywhere = PartitionSpec()
+    ids = jnp.clip(ids, 0, num_rows - 1)
+    return on_each_device(on_shard, (everywhere, specs), everywhere)(ids, weight)
 
 
 def _is_divisible(stack: StoredStack, axis: int, shards: int) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -17,23 +17,19 @@ import numpy as np
 from flax import nnx
 
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.materialize import materialize
-from jaxis.kernels.whole_vectors import in_whole_vectors
+from jaxis.kernels.materialize import in_whole_vectors, materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.checkpoint_names import CheckpointNames, Rename
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
-from jaxis.layers.embed import JaxLmHead
-from jaxis.layers.kv_cache_spec import HandsOnSelection, HasCache, SharesCache
+from jaxis.layers.kv_cache_spec import HandsOnSelection, HasCache, HasState, SharesCache
 from jaxis.layers.leaves import embedding, lm_head, rms_norm
-from jaxis.layers.module import JaxModule, NamedByCheckpoint, calls_are_observed, named_modules, set_child
+from jaxis.layers.module import JaxModule, calls_are_observed, named_modules
 from jaxis.layers.norm import Norm
-from jaxis.layers.real_tokens import real_tokens
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
-from jaxis.layers.state_cache_spec import HasState
 from jaxis.layers.uncached import UncachedKeysAndValues
 from jaxis.loading.headers import reading_only_headers
 from jaxis.models.common.interfaces import JaxIntermediateTensors, LoadableWithIterator
-from jaxis.models.common.prediction_chain import PredictionChain
 from jaxis.models.common.prediction_layers import PredictionLayer, PredictionNames, without_layers
 from jaxis.parallel.mesh import MESH_AXES, automatic_axes
 
@@ -73,10 +69,8 @@ class DecoderOptions:
       num_layers: The number of layers; None means config.json's `num_hidden_layers`.
       num_prediction_layers: Layers that follow the model's own in the checkpoint, and predict later tokens.
       prediction_modules: Beginnings of the names of the checkpoint's other tensors that predict later tokens.
-      prediction: What such layers consist of, in their order; none if they cannot be loaded. They are loaded only where
-        they are asked for.
-      chains_states: Of several such layers, whether each reads the hidden states of the one before it; else all read
-        the model's.
+      prediction: What the first of such layers consists of; None if it cannot be loaded. It is loaded only where it is
+        asked for; the others never are.
     """
 
     norm: Norm | None = None
@@ -90,8 +84,7 @@ class DecoderOptions:
     num_layers: int | None = None
     num_prediction_layers: int = 0
     prediction_modules: tuple[str, ...] = ()
-    prediction: tuple[PredictionNames, ...] = ()
-    chains_states: bool = True
+    prediction: PredictionNames | None = None
 
 
 class DecoderModel(JaxModule):
@@ -105,7 +98,8 @@ class DecoderModel(JaxModule):
     Attributes:
       cache_entries: For each layer, the indices of its entries in `kv_caches`. Layers that share an earlier layer's
         cache have that layer's; of the others, each has its own, in their order: one, several or none. Layers that
-        share the selection of an indexer have that as one more, past all of `kv_caches`: it lasts for one step.
+        share an indexer's selection of tokens also have the index of that selection. It comes after the indices of
+        all `kv_caches`, because a selection is kept for one step only.
       has_shared_selection: Whether layers do.
       hands_on: Whether another pipeline stage follows, which takes what leaves the last layer; see `cut_to_stage`.
       aux_hidden_state_layers: The model also returns the hidden states [T, E] that enter these layers (for speculative
@@ -248,8 +242,7 @@ def _run_layer(
     *layer_inputs: jax.Array,
 ) -> LayerOutput:
     """Runs one layer."""
-    with real_tokens(attention_metadata.num_tokens):
-        return nnx.merge(graphdef, state)(kv_cache, x, attention_metadata, *layer_inputs)
+    return nnx.merge(graphdef, state)(kv_cache, x, attention_metadata, *layer_inputs)
 
 
 # Equal layers are traced once: tracing is slower than loading.
@@ -280,9 +273,9 @@ class CausalLM(JaxModule, LoadableWithIterator):
     Attributes:
       layer_class: Creates each decoder layer.
       model_class: The decoder below the head.
-      decoder_name, head_name: The checkpoint's names of the two parts, dotted if they are inside of others.
-      tensor_names: Pieces of the names of tensors that jaxis has elsewhere -> what they are replaced by, in this order.
-      decoder: The decoder below the head.
+      renames, other_names: The family's table; see `CheckpointNames`.
+      checkpoint_names: The table of this model.
+      model: The decoder below the head.
       lm_head: The head; None if it is tied to the embeddings.
       draft: Drafts tokens for the model; None unless asked for.
       elsewhere: Beginnings of the names of parameters that other pipeline stages have; see `cut_to_stage`.
@@ -293,34 +286,29 @@ class CausalLM(JaxModule, LoadableWithIterator):
 
     layer_class: ClassVar[LayerClass]
     model_class: ClassVar[type[DecoderModel]] = DecoderModel
-    decoder_name: ClassVar[str] = "model"
-    head_name: ClassVar[str] = "lm_head"
-    tensor_names: ClassVar[Mapping[str, str]] = {}
-    decoder = NamedByCheckpoint[DecoderModel]("decoder_name")
-    lm_head = NamedByCheckpoint[JaxLmHead | None]("head_name")
+    renames: ClassVar[Sequence[Rename]] = ()
+    other_names: ClassVar[Sequence[Rename]] = ()
     draft: JaxModule | None = None
     elsewhere: tuple[str, ...] = ()
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
-        scope = LayerScope(vllm_config, rng, quant_config)
-        self.check_config(scope.config)
+        config = vllm_config.model_config.hf_config
+        self.check_config(config)
+        self.checkpoint_names = CheckpointNames(self.all_renames(config), self.other_names)
+        scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
         options = self.options(scope)
         self.logits_multiplier = options.logits_multiplier
         self.logits_soft_cap = options.logits_soft_cap
         self.num_prediction_layers = options.num_prediction_layers
         self.prediction_modules = options.prediction_modules
-        decoder = self.model_class(scope / self.decoder_name, type(self).layer_class, options)
-        set_child(self, self.decoder_name, decoder)
+        self.model = self.model_class(scope / "model", type(self).layer_class, options)
         is_tied = self.is_tied(scope.config, options.tied_by_default)
-        set_child(
-            self, self.head_name, None if is_tied else lm_head(scope / self.head_name, use_bias=options.head_bias)
-        )
-        self.prediction = options.prediction if vllm_config.load_config.prediction_layer else ()
-        if self.prediction:
-            layers = [PredictionLayer(scope, type(self).layer_class, names) for names in self.prediction]
-            self.draft = layers[0] if len(layers) == 1 else PredictionChain(layers, options.chains_states)
-            if not layers[0].hands_on_normed:
-                decoder.aux_hidden_state_layers = (len(decoder.layers),)
+        self.lm_head = None if is_tied else lm_head(scope / "lm_head", use_bias=options.head_bias)
+        self.prediction = options.prediction if vllm_config.load_config.prediction_layer else None
+        if self.prediction is not None:
+            self.draft = PredictionLayer(scope, type(self).layer_class, self.prediction)
+            if not self.prediction.hands_on_normed:
+                self.model.aux_hidden_state_layers = (len(self.model.layers),)
         elif vllm_config.load_config.prediction_layer:
             raise ConfigError(
                 f"{scope.config.source} is of a model without layers that predict later tokens, or of one whose layers "
@@ -335,6 +323,21 @@ class CausalLM(JaxModule, LoadableWithIterator):
           ConfigError: A key has another value.
         """
         del config
+
+    @classmethod
+    def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
+        """`renames`, and those that depend on config.json, such as on the kinds of layers.
+
+        Args:
+          config: Of the model.
+        """
+        del config
+        return cls.renames
+
+    @property
+    def decoder(self) -> DecoderModel:
+        """The decoder below the head."""
+        return self.model
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
@@ -398,12 +401,8 @@ class CausalLM(JaxModule, LoadableWithIterator):
 
     def parameter_name(self, name_in_file: str) -> str:
         """See `RenamesTensors`."""
-        name = name_in_file
-        for piece, replacement in self.tensor_names.items():
-            name = name.replace(piece, replacement)
-        for index, names in enumerate(self.prediction):
-            name = names.parameter_name(name, "draft" if len(self.prediction) == 1 else f"draft.layers.{index}")
-        return name
+        name = self.checkpoint_names.name_here(name_in_file)
+        return name if self.prediction is None else self.prediction.parameter_name(name, "draft")
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
         """Drops tensors that some checkpoints have beyond the model's parameters: prediction layers and duplicates.
@@ -413,16 +412,16 @@ class CausalLM(JaxModule, LoadableWithIterator):
         """
         embedding = None
         tied_head = None
-        head_name, embedding_name = f"{self.head_name}.weight", f"{self.decoder_name}.embed_tokens.weight"
+        head_name, embedding_name = "lm_head.weight", "model.embed_tokens.weight"
         first, last = len(self.decoder.layers), len(self.decoder.layers) + self.num_prediction_layers
-        for name, tensor in without_layers(weights, self.decoder_name, range(first, last)):
+        for name, tensor in without_layers(weights, range(first, last)):
             # Old versions of the reference saved this buffer; here the rope is computed from the config.
             if name.endswith(".rotary_emb.inv_freq") or name.startswith(self.prediction_modules):
                 continue
             if self.lm_head is None and name == head_name:
                 tied_head = tensor
                 continue
-            if self.lm_head is None and name.startswith(f"{self.head_name}."):
+            if self.lm_head is None and name.startswith("lm_head."):
                 raise CheckpointError(
                     f"the checkpoint has {name!r}, of a quantized head, but config.json has tie_word_embeddings=true; "
                     "set it to false to use the head of its own"

@@ -12,10 +12,9 @@ from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.mla import LatentAttentionSizes, MultiHeadLatentAttention
-from jaxis.layers.moe import ROUTER_BIAS
-from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding, make_rotary_embedding
 from jaxis.layers.routing import Routing
+from jaxis.layers.scale import QueryScale
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.prediction_layers import PredictionNames
@@ -65,7 +64,7 @@ class DeepseekDecoderLayer(PreNormDecoderLayer):
             num_shared_experts=config["n_shared_experts"] if is_sparse else 0,
             use_bias=mlp_bias,
             stack_layout=stack_layout,
-            selection_bias_name=ROUTER_BIAS if use_selection_bias else None,
+            use_selection_bias=use_selection_bias,
         )
         super().__init__(scope, self_attn=self_attn, mlp=mlp)
 
@@ -76,8 +75,8 @@ class DeepseekCausalLM(CausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         number = scope.config.get("num_nextn_predict_layers", 0)
-        layers = PredictionNames.numbered(cls.decoder_name, scope.config["num_hidden_layers"], number)
-        return DecoderOptions(num_prediction_layers=number, prediction=layers)
+        names = PredictionNames.numbered(scope.config["num_hidden_layers"])
+        return DecoderOptions(num_prediction_layers=number, prediction=names if number else None)
 
 
 def latent_attention(

@@ -39,7 +39,7 @@ def granite_attention(scope: LayerScope, **arguments: Any) -> GroupedQueryAttent
 
 
 def granite_moe(scope: LayerScope) -> SparseMoE:
-    """A mixture of experts, each projection of which is one tensor; see GRANITE_EXPERT_NAMES."""
+    """A mixture of experts, each projection of which is one tensor; see GRANITE_MOE_RENAMES."""
     config = scope.config
     routing = Routing(
         num_experts=config["num_local_experts"],
@@ -51,15 +51,16 @@ def granite_moe(scope: LayerScope) -> SparseMoE:
         routing=routing,
         intermediate_size=config["intermediate_size"],
         stack_layout=StackLayout(transposed=False),
-        router_name="router.layer",
     )
 
 
-GRANITE_EXPERT_NAMES = {
-    ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
-    ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
-}
-"""What the checkpoint calls the experts' tensors -> their names here."""
+GRANITE_MOE_RENAMES = (
+    ("block_sparse_moe", "mlp"),
+    ("mlp.router.layer", "mlp.gate"),
+    ("mlp.input_linear.weight", "mlp.experts.gate_up_proj"),
+    ("mlp.output_linear.weight", "mlp.experts.down_proj"),
+)
+"""What the checkpoint calls the block of experts and its parts -> their names here."""
 
 
 class GraniteCausalLM(CausalLM):

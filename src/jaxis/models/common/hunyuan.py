@@ -1,9 +1,13 @@
-"""Keys of config.json that Hunyuan's models share and that must have one value, or say nothing about the decoder."""
+"""What Hunyuan's models share: names, and keys that must have one value or say nothing about the decoder."""
 
 from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
 
+HUNYUAN_RENAMES = (
+    ("self_attn.query_layernorm", "self_attn.q_norm"),
+    ("self_attn.key_layernorm", "self_attn.k_norm"),
+)
 _TOKENS = ("im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "pad_id", "text_end_id", "text_start_id")
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from jaxis.config.checkpoint_values import value_of_either
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
-from jaxis.config.other_names import value_of_either
 from jaxis.config.rope_config import RopeConfig
 from jaxis.kernels.weights import GatedUnit
 from jaxis.layers.decay_gate import DecayGate
@@ -18,13 +18,13 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.deepseek import LatentAttentionSettings
 
 
-def listed_as_linear(scope: LayerScope) -> bool | None:
+def listed_as_linear(config: HFConfig, layer_index: int) -> bool | None:
     """Whether the layer has a state, by `layer_types`; None where config.json has no such list.
 
     Raises:
       ConfigError: `layer_types` has an unknown type.
     """
-    kind = listed_layer_type(scope.config, scope.layer_index, LINEAR_ATTENTION, FULL_ATTENTION)
+    kind = listed_layer_type(config, layer_index, LINEAR_ATTENTION, FULL_ATTENTION)
     return None if kind is None else kind == LINEAR_ATTENTION
 
 
@@ -55,7 +55,6 @@ def hybrid_latent_attention(
     *,
     rope: RopeConfig | None,
     output_gate: OutputGate | None = None,
-    o_proj_name: str = "o_proj",
 ) -> MultiHeadLatentAttention:
     """Latent attention with config.json's sizes.
 
@@ -63,7 +62,6 @@ def hybrid_latent_attention(
       scope: The attention's scope.
       rope: That of all `qk_rope_head_dim` dimensions, whatever share of others it says; None for no positions.
       output_gate: See `MultiHeadLatentAttention`.
-      o_proj_name: See `MultiHeadLatentAttention`.
 
     Raises:
       ConfigError: The sizes are inconsistent, or the rope is not supported.
@@ -76,7 +74,6 @@ def hybrid_latent_attention(
         scale=settings.scale,
         use_bias=settings.use_bias,
         output_gate=output_gate,
-        o_proj_name=o_proj_name,
     )
 
 
@@ -84,7 +81,6 @@ def hybrid_moe(
     scope: LayerScope,
     *,
     routing: Routing,
-    selection_bias_name: str,
     gated_unit: GatedUnit | None = None,
     shared_gated_unit: GatedUnit | None = None,
 ) -> SparseMoE:
@@ -93,7 +89,6 @@ def hybrid_moe(
     Args:
       scope: The block's scope.
       routing: See `SparseMoE`.
-      selection_bias_name: See `SparseMoE`.
       gated_unit: See `SparseMoE`.
       shared_gated_unit: See `GatedMLP`.
     """
@@ -104,7 +99,7 @@ def hybrid_moe(
         routing=routing,
         intermediate_size=size,
         gated_unit=gated_unit,
-        selection_bias_name=selection_bias_name,
+        use_selection_bias=True,
         shared_experts=GatedMLP(scope / "shared_experts", intermediate_size=shared_size, gated_unit=shared_gated_unit),
     )
 

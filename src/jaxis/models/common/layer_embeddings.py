@@ -48,7 +48,7 @@ class LayerEmbeddingsModel(DecoderModel):
                 scale=layer_size**0.5,
                 dtype=scope.dtype,
                 quant_config=scope.quant_config,
-                prefix=f"{scope.prefix}.embed_tokens_per_layer",
+                prefix=(scope / "embed_tokens_per_layer").name_in_checkpoint,
             )
             self.per_layer_model_projection = linear(
                 scope / "per_layer_model_projection", hidden_size, total, axes=(None, "embed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import CONVOLUTION, FULL_ATTENTION, listed_layer_type
@@ -26,9 +25,6 @@ class LfmDecoderLayer(PreNormDecoderLayer):
       mlp: Its feed-forward block.
     """
 
-    input_norm_name, feed_forward_norm_name = "operator_norm", "ffn_norm"
-    feed_forward_name = "feed_forward"
-
     def __init__(self, scope: LayerScope, mlp: FeedForward) -> None:
         config = scope.config
         kind = listed_layer_type(config, scope.layer_index, CONVOLUTION, FULL_ATTENTION)
@@ -39,10 +35,11 @@ class LfmDecoderLayer(PreNormDecoderLayer):
             name, mixer = "conv", ShortConv(scope / "conv", use_bias=config.get("conv_bias", False))
         else:
             name, mixer = "self_attn", _attention(scope / "self_attn")
-        super().__init__(scope, self_attn=mixer, mlp=mlp, make_norm=_norm, mixer_name=name)
+        super().__init__(scope, self_attn=mixer, mlp=mlp, make_norm=lfm_norm, mixer_name=name)
 
 
-def _norm(scope: LayerScope, num_features: int | None = None) -> JaxRmsNorm:
+def lfm_norm(scope: LayerScope, num_features: int | None = None) -> JaxRmsNorm:
+    """An RMS norm with LFM's key of the epsilon; for the arguments, see `rms_norm`."""
     return rms_norm(scope, num_features, epsilon=scope.config.get("norm_eps", 1e-5))
 
 
@@ -50,20 +47,30 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
     return GroupedQueryAttention(
         scope,
         rope_settings=rope_config(scope.config, default_theta=1_000_000.0),
-        qk_norm=lambda _, head_dim: _norm(scope, head_dim),
-        qk_norm_names=("q_layernorm", "k_layernorm"),
-        o_proj_name="out_proj",
+        qk_norm=lambda _, head_dim: lfm_norm(scope, head_dim),
     )
 
 
-lfm_mlp = partial(GatedMLP, activation="silu", projection_names=("w1", "w3", "w2"))
+lfm_mlp = partial(GatedMLP, activation="silu")
 """Creates a dense feed-forward block."""
 
 
 class LfmCausalLM(CausalLM):
     """The model around such layers."""
 
-    tensor_names: ClassVar = {".embedding_norm.": ".norm."}
+    renames = (
+        ("model.embedding_norm", "model.norm"),
+        ("operator_norm", "input_layernorm"),
+        ("ffn_norm", "post_attention_layernorm"),
+        ("self_attn.q_layernorm", "self_attn.q_norm"),
+        ("self_attn.k_layernorm", "self_attn.k_norm"),
+        ("self_attn.out_proj", "self_attn.o_proj"),
+        ("feed_forward", "mlp"),
+        ("mlp.w1", "mlp.gate_proj"),
+        ("mlp.w3", "mlp.up_proj"),
+        ("mlp.w2", "mlp.down_proj"),
+        ("mlp.expert_bias", "mlp.gate.e_score_correction_bias"),
+    )
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -79,7 +86,7 @@ class LfmCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=_norm(scope), tied_by_default=True)
+        return DecoderOptions(norm=lfm_norm(scope), tied_by_default=True)
 
     def is_tied(self, config: HFConfig, default: bool) -> bool:
         """As for every family; the files of LFM2 have another name of the key."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
 from jaxis.errors import ConfigError
 from jaxis.layers.mamba2 import Mamba2, Mamba2Sizes
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.family import TinySizes
 
-MAMBA_TENSOR_NAMES = {".embeddings.": ".embed_tokens.", ".norm_f.": ".norm."}
-"""What checkpoints of layers with one mixer call the decoder's tensors -> their names here."""
+MAMBA_RENAMES = (("backbone", "model"), ("model.embeddings", "model.embed_tokens"), ("model.norm_f", "model.norm"))
+"""What checkpoints of layers with one mixer call the decoder and its parts."""
 
 
 def has_mamba(config: HFConfig, layer_index: int) -> bool:
@@ -100,3 +103,16 @@ def ignore_rope(config: HFConfig) -> None:
     keys = ("max_position_embeddings", "rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor")
     for key in keys:
         config.ignore(key, because="no layer has a rope")
+
+
+def tiny_inner_size(twin: Mapping[str, Any]) -> int:
+    """The number of channels of a tiny twin's Mamba layers."""
+    return twin.get("expand", twin.get("mamba_expand", 2)) * twin["hidden_size"]
+
+
+# `Family.tiny` of Mamba2 layers beside others. Heads times their size are the channels.
+TINY_MAMBA2: TinySizes = {
+    "mamba_n_heads": lambda twin: tiny_inner_size(twin) // 16,
+    "mamba_d_head": 16,
+    "mamba_d_state": 24,
+}

@@ -9,8 +9,8 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
-from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.routing import Routing
+from jaxis.layers.scale import QueryScale
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.deepseek import DeepseekDecoderLayer, latent_attention
 

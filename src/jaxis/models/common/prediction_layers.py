@@ -25,7 +25,7 @@ from jaxis.models.common.interfaces import DraftTarget
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionNames:
-    """What a checkpoint calls the parts of a prediction layer.
+    """What a checkpoint, after its renames, calls the parts of a prediction layer.
 
     Attributes:
       module: The beginning of all the names, without its dot.
@@ -54,26 +54,21 @@ class PredictionNames:
     hands_on_normed: bool = True
 
     @classmethod
-    def numbered(cls, decoder_name: str, num_layers: int, number: int) -> tuple[PredictionNames, ...]:
-        """DeepSeek's names: layers behind the decoder's own, each like the last of those, have the other parts within.
+    def numbered(cls, num_layers: int) -> PredictionNames:
+        """DeepSeek's names: a layer behind the decoder's own, like the last of those, has the other parts within.
 
         Args:
-          decoder_name: The dotted name of the decoder.
-          num_layers: Its own layers.
-          number: Of prediction layers.
+          num_layers: The decoder's own layers.
         """
-        return tuple(
-            cls(
-                module=f"{decoder_name}.layers.{index}",
-                embedding_norm="enorm",
-                hidden_norm="hnorm",
-                projection="eh_proj",
-                norm="shared_head.norm",
-                layer="",
-                shared=("embed_tokens", "shared_head.head"),
-                layer_index=num_layers - 1,
-            )
-            for index in range(num_layers, num_layers + number)
+        return cls(
+            module=f"model.layers.{num_layers}",
+            embedding_norm="enorm",
+            hidden_norm="hnorm",
+            projection="eh_proj",
+            norm="shared_head.norm",
+            layer="",
+            shared=("embed_tokens", "shared_head.head"),
+            layer_index=num_layers - 1,
         )
 
     @classmethod
@@ -112,8 +107,8 @@ class PredictionLayer(JaxModule):
     `logits = head(h)`
 
     In some families the projection reads the two in the other order, or h is handed on before its norm. Embeddings and
-    head are the model's own. Where this is the only such layer, it makes all predictions, and each takes the h of the
-    one before; of several, each makes one (`PredictionChain`).
+    head are the model's own. The layer makes all predictions, each from the h of the one before, also where checkpoints
+    have further layers for those.
 
     Args:
       scope: The model's scope.
@@ -180,14 +175,13 @@ class PredictionLayer(JaxModule):
 
 
 def without_layers(
-    weights: Iterable[tuple[str, np.ndarray]], decoder_name: str, indices: Iterable[int]
+    weights: Iterable[tuple[str, np.ndarray]], indices: Iterable[int]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Drops the tensors of prediction layers, which are numbered from the model's own layers on.
 
     Args:
       weights: (name, tensor) pairs.
-      decoder_name: The dotted name of the decoder that has the layers.
       indices: The layers to drop.
     """
-    prefixes = tuple(f"{decoder_name}.layers.{i}." for i in indices)
+    prefixes = tuple(f"model.layers.{i}." for i in indices)
     return ((name, tensor) for name, tensor in weights if not name.startswith(prefixes))

@@ -10,6 +10,9 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 
+QWEN_MOE_RENAMES = (("mlp.shared_expert", "mlp.shared_experts"),)
+"""What checkpoints call the expert that every token goes through."""
+
 
 def qwen_layer_span(scope: LayerScope) -> AttentionSpan:
     """The layer's attention span.
@@ -63,13 +66,12 @@ def qwen_feed_forward(
         return GatedMLP(scope / "mlp")
     shared = None
     if shared_size is not None:
-        shared = GatedMLP(scope / "mlp" / "shared_expert", intermediate_size=shared_size)
+        shared = GatedMLP(scope / "mlp" / "shared_experts", intermediate_size=shared_size)
     return SparseMoE(
         scope / "mlp",
         routing=routing,
         intermediate_size=config["moe_intermediate_size"],
         stack_layout=stack_layout,
         shared_experts=shared,
-        shared_experts_name="shared_expert",
-        shared_gate=None if shared is None else "shared_expert_gate",
+        use_shared_gate=shared is not None,
     )

@@ -18,7 +18,9 @@ from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import TinySizes
 from jaxis.models.common.prediction_layers import PredictionNames
+from jaxis.models.common.qwen import QWEN_MOE_RENAMES
 
 _norm = partial(rms_norm, add_unit_offset=True)
 
@@ -64,6 +66,8 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
 class QwenHybridCausalLM(CausalLM):
     """The model around such layers."""
 
+    renames = QWEN_MOE_RENAMES
+
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.expect("attn_output_gate", True)
@@ -78,11 +82,11 @@ class QwenHybridCausalLM(CausalLM):
         return DecoderOptions(norm=_norm(scope), prediction_modules=("mtp.",), prediction=_prediction(scope.config))
 
 
-def _prediction(config: HFConfig) -> tuple[PredictionNames, ...]:
+def _prediction(config: HFConfig) -> PredictionNames | None:
     """The layer that predicts later tokens is like the model's own with full attention."""
     layers = range(config["num_hidden_layers"])
     full = next((i for i in layers if _kind_of_layer(config, i) == FULL_ATTENTION), None)
-    return () if full is None else (PredictionNames.separate(full, make_norm=_norm),)
+    return None if full is None else PredictionNames.separate(full, make_norm=_norm)
 
 
 def qwen_hybrid_moe(scope: LayerScope, *, renormalize: bool, stack_layout: StackLayout | None) -> SparseMoE:
@@ -99,7 +103,17 @@ def qwen_hybrid_moe(scope: LayerScope, *, renormalize: bool, stack_layout: Stack
         routing=routing,
         intermediate_size=config["moe_intermediate_size"],
         stack_layout=stack_layout,
-        shared_experts=GatedMLP(mlp / "shared_expert", intermediate_size=shared_size),
-        shared_experts_name="shared_expert",
-        shared_gate="shared_expert_gate",
+        shared_experts=GatedMLP(mlp / "shared_experts", intermediate_size=shared_size),
+        use_shared_gate=True,
     )
+
+
+# `Family.tiny` of gated delta networks. Two value heads share a key head; and of a nearly silent head, the norm would
+# amplify the rounding of the reference, which sums by chunks.
+TINY_DELTA_NET: TinySizes = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 24,
+    "rms_norm_eps": 1e-2,
+}

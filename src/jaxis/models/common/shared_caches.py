@@ -119,7 +119,7 @@ class SharedCacheCausalLM(CausalLM):
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
         """See `CausalLM`; checkpoints also have keys and values of layers that attend to another's, and drop here."""
-        modules = named_modules(self.decoder, self.decoder_name)
+        modules = named_modules(self.decoder, "model")
         sharing = [name for name, module in modules if isinstance(module, SharedCacheAttention)]
         unused = tuple(f"{name}.{part}." for name in sharing for part in _KEYS_AND_VALUES)
         return super().without_redundant_tensors(

@@ -15,6 +15,7 @@ from jaxis.models.common.deepseek import (
     LatentAttentionSettings,
     deepseek_v3_routing,
 )
+from jaxis.models.common.family import TinySizes
 from jaxis.models.common.sparse_layers import is_sparse_layer
 
 _LAYER_TYPES = ("indexed_attention", "deepseek_sparse_attention")
@@ -57,7 +58,7 @@ class SparseLatentDecoderLayer(DeepseekDecoderLayer):
         super().__init__(
             scope,
             routing=deepseek_v3_routing(config),
-            is_sparse=is_sparse_layer(scope, default_first_sparse=3),
+            is_sparse=is_sparse_layer(scope.config, scope.layer_index, default_first_sparse=3),
             use_selection_bias=True,
             self_attn=self_attn,
         )
@@ -77,3 +78,7 @@ class SparseLatentCausalLM(DeepseekCausalLM):
                 f"layer_types in {config.source} has {min(map(repr, unknown))}, of which only "
                 f"{' or '.join(map(repr, _LAYER_TYPES))} is supported"
             )
+
+
+# `Family.tiny` of an indexer: heads enough that no score is 0 in all of them, as equal scores may select differently.
+TINY_INDEXER: TinySizes = {"index_topk": 9, "index_n_heads": 18, "index_head_dim": 16}

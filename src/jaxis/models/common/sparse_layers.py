@@ -6,28 +6,29 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.mlp import FeedForward, GatedMLP
-from jaxis.layers.moe import ROUTER_BIAS, SparseMoE
+from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 
 
-def is_sparse_layer(scope: LayerScope, *, default_first_sparse: int) -> bool:
+def is_sparse_layer(config: HFConfig, layer_index: int, *, default_first_sparse: int) -> bool:
     """Whether the layer is sparse by `mlp_layer_types` or, without it, by `first_k_dense_replace`.
 
     Args:
-      scope: The decoder layer's scope.
+      config: Of the model.
+      layer_index: The decoder layer's, from 0.
       default_first_sparse: The first sparse layer of a config.json that has neither key.
 
     Raises:
       ConfigError: `mlp_layer_types` has an unknown type, or not one entry per layer.
     """
-    config, kinds = scope.config, scope.config.get("mlp_layer_types")
+    kinds = config.get("mlp_layer_types")
     if kinds is None:
-        return scope.layer_index >= config.get("first_k_dense_replace", default_first_sparse)
+        return layer_index >= config.get("first_k_dense_replace", default_first_sparse)
     config.ignore("first_k_dense_replace", because="mlp_layer_types names each layer's kind")
     if len(kinds) != config["num_hidden_layers"] or not {"dense", "sparse"}.issuperset(kinds):
         raise ConfigError(f"mlp_layer_types={kinds!r} in {config.source} must say 'dense' or 'sparse' of each layer")
-    return kinds[scope.layer_index] == "sparse"
+    return kinds[layer_index] == "sparse"
 
 
 def ignore_sizes_of_other_layers(config: HFConfig) -> None:
@@ -45,9 +46,7 @@ def dense_or_sparse(
     num_shared_experts: int,
     use_bias: bool = False,
     stack_layout: StackLayout | None = None,
-    router_name: str = "gate",
-    selection_bias_name: str | None = ROUTER_BIAS,
-    shared_experts_name: str = "shared_experts",
+    use_selection_bias: bool = True,
 ) -> FeedForward:
     """A layer's `mlp` in the manner of DeepSeek: a dense block of `intermediate_size`, or experts of
     `moe_intermediate_size` and one block as wide as all shared ones together.
@@ -59,9 +58,7 @@ def dense_or_sparse(
       num_shared_experts: The shared ones; 0 for none.
       use_bias: Whether the dense and the shared block have biases.
       stack_layout: See `JaxExperts`.
-      router_name: See `SparseMoE`, as for the other names.
-      selection_bias_name: None for none.
-      shared_experts_name: Of the block of all shared experts.
+      use_selection_bias: See `SparseMoE`.
     """
     mlp = scope / "mlp"
     if not is_sparse:
@@ -70,16 +67,14 @@ def dense_or_sparse(
     shared = None
     if num_shared_experts:
         shared_size = num_shared_experts * expert_size
-        shared = GatedMLP(mlp / shared_experts_name, intermediate_size=shared_size, use_bias=use_bias)
+        shared = GatedMLP(mlp / "shared_experts", intermediate_size=shared_size, use_bias=use_bias)
     return SparseMoE(
         mlp,
         routing=routing,
         intermediate_size=expert_size,
         stack_layout=stack_layout,
         shared_experts=shared,
-        router_name=router_name,
-        shared_experts_name=shared_experts_name,
-        selection_bias_name=selection_bias_name,
+        use_selection_bias=use_selection_bias,
     )
 
 

@@ -7,7 +7,7 @@ import jax
 from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
 from jaxis.layers.kv_cache_spec import SharesCache
-from jaxis.layers.module import JaxModule, named_modules, set_child
+from jaxis.layers.module import JaxModule, named_modules
 from jaxis.models.common.decoder import CausalLM, DecoderModel
 from jaxis.parallel.stages import Stage
 
@@ -45,7 +45,6 @@ def cut_to_stage(model: JaxModule, stage: Stage) -> None:
     decoder = model.decoder
     own = stage.layers(len(decoder.layers))
     _check_layers(decoder, stage)
-    base = f"{model.decoder_name}."
     elsewhere: list[str] = []
     first_entry = cache_entries(model, stage).start
     decoder.cache_entries = tuple(
@@ -55,21 +54,25 @@ def cut_to_stage(model: JaxModule, stage: Stage) -> None:
     for i in range(len(decoder.layers)):
         if i not in own:
             decoder.layers[i] = ElsewhereLayer()
-            elsewhere.append(f"{base}layers.{i}.")
+            elsewhere.append(f"model.layers.{i}.")
     is_tied = model.lm_head is None
     if not (stage.is_first or (stage.is_last and is_tied)):
-        set_child(decoder, "embed_tokens", Elsewhere())
-        elsewhere.append(f"{base}embed_tokens.")
+        _leave_out(decoder, "embed_tokens")
+        elsewhere.append("model.embed_tokens.")
     if not stage.is_first:
         decoder.embed_norm = None
-        elsewhere.append(f"{base}embed_norm.")
+        elsewhere.append("model.embed_norm.")
     if not stage.is_last:
         decoder.norm, decoder.hands_on = Elsewhere(), True
-        elsewhere.append(f"{base}norm.")
+        elsewhere.append("model.norm.")
         if not is_tied:
-            set_child(model, model.head_name, Elsewhere())
-            elsewhere.append(f"{model.head_name}.")
+            _leave_out(model, "lm_head")
+            elsewhere.append("lm_head.")
     model.elsewhere = tuple(elsewhere)
+
+
+def _leave_out(module: JaxModule, child: str) -> None:
+    setattr(module, child, Elsewhere())
 
 
 def cache_entries(model: JaxModule, stage: Stage) -> range:

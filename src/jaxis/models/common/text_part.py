@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from flax import nnx
 
 from jaxis.errors import ConfigError
+from jaxis.layers.checkpoint_names import Rename
 from jaxis.models.common.decoder import CausalLM
 
 if TYPE_CHECKING:
@@ -27,13 +28,16 @@ class TextPart(CausalLM):
     `language_model.lm_head`; `InnerTextPart` is the other.
 
     Attributes:
+      text_renames: What the checkpoint calls the text model's two parts; its own table comes after.
       text_model_types: The `model_type` that the text's config may have.
       other_parts: The checkpoint's modules that are not loaded.
       other_keys: Keys of config.json that concern those modules.
     """
 
-    decoder_name = "language_model.model"
-    head_name = "language_model.lm_head"
+    text_renames: ClassVar[Sequence[Rename]] = (
+        ("language_model.model", "model"),
+        ("language_model.lm_head", "lm_head"),
+    )
     text_model_types: ClassVar[tuple[str, ...]]
     other_parts: ClassVar[tuple[str, ...]]
     other_keys: ClassVar[tuple[str, ...]]
@@ -52,6 +56,11 @@ class TextPart(CausalLM):
         self._is_tied_outside: bool | None = config.get("tie_word_embeddings")
         model_config = dataclasses.replace(vllm_config.model_config, hf_config=text_config)
         super().__init__(dataclasses.replace(vllm_config, model_config=model_config), rng, quant_config)
+
+    @classmethod
+    def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
+        """See `CausalLM`."""
+        return *cls.text_renames, *super().all_renames(config)
 
     def is_tied(self, config: HFConfig, default: bool) -> bool:
         """As config.json or its `text_config` says, which may not contradict each other."""
@@ -74,5 +83,4 @@ class TextPart(CausalLM):
 class InnerTextPart(TextPart):
     """A `TextPart` whose decoder is in the checkpoint's `model`, beside the other parts, and whose head is outside."""
 
-    decoder_name = "model.language_model"
-    head_name = "lm_head"
+    text_renames: ClassVar[Sequence[Rename]] = (("model.language_model", "model"),)

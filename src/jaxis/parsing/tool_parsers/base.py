@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from jaxis.parsing.call_ids import new_call_id
 from jaxis.parsing.parser_events import (
     ContentDelta,
     Event,
@@ -15,6 +14,7 @@ from jaxis.parsing.parser_events import (
     ToolCallStart,
     ToolCallStatus,
     merge_deltas,
+    new_call_id,
 )
 from jaxis.parsing.text_reader import EndOfTextError, Reading, TextReader
 from jaxis.parsing.tool_parsers.json_value import MalformedCallError

@@ -1,4 +1,4 @@
-"""Calls in a JSON list after a marker, as in `<|tool_call|>[{"name": "f", "arguments": {...}}]<|/tool_call|>`."""
+"""Cohere: a list of `{"tool_name": "f", "parameters": {...}}`, between special tokens or as a fenced block."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from jaxis.parsing.text_reader import EndOfTextError, Reading
 from jaxis.parsing.tool_parsers.json_call import JSONToolParser
+from jaxis.parsing.tool_parsers.json_value import expect, read_json_string
 
 
 class CallListToolParser(JSONToolParser):
@@ -53,3 +54,91 @@ class BareCallListToolParser(JSONToolParser):
 
     def _read_call(self, _opener: str) -> Reading[None]:
         yield from self._read_call_list()
+
+
+# Granite 3: `<|tool_call|>[{"name": "f", "arguments": {...}}]`, or the list after `<tool_call>`.
+
+
+class GraniteToolParser(JSONToolParser):
+    """Granite 3.0 to 3.3. Some of them write `<tool_call>`, which is not a special token, or a single object."""
+
+    needs_special_tokens = True
+    openers = call_markers = ("<|tool_call|>", "<tool_call>")
+    dropped = ("<|end_of_text|>",)
+
+    def _read_call(self, opener: str) -> Reading[None]:
+        yield from self._read_calls()
+        yield from self._reader.skip_space()
+        with contextlib.suppress(EndOfTextError):
+            yield from self._reader.take_if(opener.replace("<", "</", 1))
+
+
+# Apertus: `<|tools_prefix|>[{"f": {...}}]<|tools_suffix|>`.
+
+
+class ApertusToolParser(JSONToolParser):
+    """A call is an object with one key, the function's name."""
+
+    needs_special_tokens = True
+    openers = call_markers = ("<|tools_prefix|>",)
+    dropped = ("<|tools_suffix|>", "<|assistant_end|>")
+
+    def _read_call(self, _opener: str) -> Reading[None]:
+        yield from self._read_call_list()
+
+    def _read_object(self) -> Reading[None]:
+        yield from expect(self._reader, "{")
+        name = yield from read_json_string(self._reader)
+        yield from expect(self._reader, ":")
+        yield from self._read_arguments(name)
+        yield from expect(self._reader, "}")
+
+
+# Cohere: a list of `{"tool_name": "f", "parameters": {...}}`, between special tokens or as a fenced block.
+
+
+_FENCE = "```"
+
+
+class CohereToolParser(JSONToolParser):
+    """Command R7B, Command A and later: `<|START_ACTION|>[...]<|END_ACTION|>`.
+
+    The model numbers its calls in `tool_call_id`. The template counts the calls of a conversation itself, and takes
+    any ids; so calls get ids of their own, which are unique even if the model counts wrongly.
+    """
+
+    needs_special_tokens = True
+    openers = call_markers = ("<|START_ACTION|>",)
+    dropped = (
+        "<|END_ACTION|>",
+        "<|START_RESPONSE|>",
+        "<|END_RESPONSE|>",
+        "<|START_TEXT|>",
+        "<|END_TEXT|>",
+        "<|END_OF_TURN_TOKEN|>",
+    )
+    name_key = "tool_name"
+    ignored_keys = ("type", "tool_call_id")
+
+    def _read_call(self, _opener: str) -> Reading[None]:
+        yield from self._read_calls()
+
+
+class CommandRToolParser(JSONToolParser):
+    """Command R, Command R+ and Aya: `Action: ```json [...]```; a plan may precede it.
+
+    These models call `directly_answer` if no tool is necessary; it is reported like any other call.
+    """
+
+    openers = ("Action:",)
+    dropped = ("<|END_OF_TURN_TOKEN|>",)
+    name_key = "tool_name"
+
+    def _read_call(self, _opener: str) -> Reading[None]:
+        yield from self._reader.skip_space()
+        yield from self._reader.take_if(_FENCE)
+        yield from self._reader.take_if("json")
+        yield from self._read_call_list()
+        yield from self._reader.skip_space()
+        with contextlib.suppress(EndOfTextError):
+            yield from self._reader.take_if(_FENCE)

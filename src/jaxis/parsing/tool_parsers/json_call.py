@@ -1,7 +1,10 @@
-"""Calls whose arguments are written as JSON."""
+"""Calls whose arguments are written as JSON, and the formats that have one call after the other."""
 
 from __future__ import annotations
 
+import re
+import secrets
+import string
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -14,6 +17,9 @@ from jaxis.parsing.tool_parsers.json_value import (
     read_json_string,
     read_json_value,
 )
+
+# Calls whose arguments are written as JSON.
+
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 
@@ -146,3 +152,150 @@ class JSONToolParser(ToolParser):
         if character == "}":
             self._reader.skip(1)
         return character != "}"
+
+
+# Hermes and Qwen: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, once for each call.
+
+
+class HermesToolParser(JSONToolParser):
+    """Hermes 2 and 3, Qwen 2.5, Qwen 3. The tags are not special tokens."""
+
+    openers = call_markers = ("<tool_call>",)
+
+    def _read_call(self, _opener: str) -> Reading[None]:
+        yield from self._read_call_object()
+        yield from self._reader.skip_space()
+        yield from self._reader.take_if("</tool_call>")
+        self._end_call()
+
+
+# Llama 3.x and 4: `{"name": "f", "parameters": {...}}` as the whole message, or after a special token.
+
+
+class LlamaToolParser(JSONToolParser):
+    """Llama 3.1, 3.2, 3.3 and 4. Several calls are separated by `;` or white space.
+
+    An object without a special token before it may be an answer in JSON: it is a call only if the message begins
+    with it and it names a function that was offered. Python code after `<|python_tag|>` is content.
+    """
+
+    needs_special_tokens = True
+    openers = ("<|python_tag|>", "<|python_start|>")
+    dropped = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|python_end|>", "<|eot|>", "<|eom|>")
+
+    def _read(self) -> Reading[None]:
+        yield from self._attempt("")
+        yield from super()._read()
+
+    def _read_call(self, opener: str) -> Reading[None]:
+        if opener:
+            self._reader.record()  # a special token is not content
+        while True:
+            yield from self._read_call_object()
+            self._end_call()
+            yield from self._reader.skip_space()
+            yield from self._reader.take_if(";")
+
+    def _is_call(self, name: str) -> bool:
+        return not self._tools or name in self._tools
+
+
+# Mistral: `[TOOL_CALLS] [{"name": "f", "arguments": {...}}]`, and in newer models `[TOOL_CALLS]f[ARGS]{...}`.
+
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
+
+
+class MistralToolParser(JSONToolParser):
+    """Mistral 7B v0.3 and all later ones, Mixtral v0.3, Magistral. Ids are nine letters and digits."""
+
+    needs_special_tokens = True
+    openers = call_markers = ("[TOOL_CALLS]",)
+    dropped = ("</s>",)
+
+    def _read_call(self, _opener: str) -> Reading[None]:
+        character = yield from self._reader.skip_space()
+        if character == "[":
+            yield from self._read_call_list()
+            return
+        name = yield from self._read_name()
+        call_id = (yield from self._read_name()) if (yield from self._reader.take_if("[CALL_ID]")) else None
+        yield from self._reader.take_if("[ARGS]")
+        yield from self._read_arguments(name, call_id)
+        self._end_call()
+
+    def _new_id(self) -> str:
+        return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))
+
+
+# Kimi K2: `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` in a section.
+
+
+_ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
+_ARGUMENTS = "<|tool_call_argument_begin|>"
+_CLOSE = "<|tool_call_end|>"
+
+
+class KimiToolParser(JSONToolParser):
+    """Kimi K2 and K2 Thinking. A call's id contains its name and is kept: the template writes it back."""
+
+    needs_special_tokens = True
+    openers = ("<|tool_call_begin|>",)
+    call_markers = ("<|tool_calls_section_begin|>",)
+    dropped = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|im_end|>")
+
+    def _read_call(self, opener: str) -> Reading[None]:
+        pieces: list[str] = []
+        marker = yield from self._reader.until((_ARGUMENTS, _CLOSE, opener), pieces.append)
+        if marker is None:
+            raise EndOfTextError
+        call_id = "".join(pieces).strip()
+        match = _ID.fullmatch(call_id)
+        if marker != _ARGUMENTS or match is None:
+            raise MalformedCallError
+        yield from self._read_arguments(match[1], call_id)
+        yield from self._reader.skip_space()
+        yield from self._reader.take_if(_CLOSE)
+        self._end_call()
+
+
+# DeepSeek V3, R1 and V3.1: calls between special tokens.
+#
+# V3 and R1: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>f`, a line break, the arguments as a fenced block of JSON, and
+# `<｜tool▁call▁end｜>`. V3.1: `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`.
+
+
+_SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
+_CALLS_CLOSE = "<｜tool▁call▁end｜>"  # noqa: RUF001
+
+
+class DeepSeekToolParser(JSONToolParser):
+    """Parses both formats: in the newer one the arguments follow the separator directly."""
+
+    needs_special_tokens = True
+    openers = ("<｜tool▁call▁begin｜>",)  # noqa: RUF001
+    dropped = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
+    call_markers = ("<｜tool▁calls▁begin｜>",)  # noqa: RUF001
+
+    def _read_call(self, _opener: str) -> Reading[None]:
+        name = yield from self._read_up_to(_SEPARATOR)
+        fenced = (yield from self._reader.peek()) not in ("{", "")
+        if fenced:
+            name = yield from self._read_up_to("\n")
+            yield from self._reader.skip_space()
+            yield from self._reader.take_if("```json")
+        yield from self._read_arguments(name)
+        yield from self._reader.skip_space()
+        if fenced:
+            yield from self._reader.take_if("```")
+        yield from self._reader.take_if(_CALLS_CLOSE)
+        self._end_call()
+
+    def _read_up_to(self, end: str) -> Reading[str]:
+        pieces: list[str] = []
+        marker = yield from self._reader.until((end, _CALLS_CLOSE, *self.openers), pieces.append)
+        if marker is None:
+            raise EndOfTextError
+        if marker != end:
+            raise MalformedCallError
+        return "".join(pieces).strip()

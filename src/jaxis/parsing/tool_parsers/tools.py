@@ -29,39 +29,56 @@ class FunctionTool:
 
 
 def function_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[FunctionTool, ...]:
-    """Reads the `tools` of a request.
+    """Reads the `tools` of a request in OpenAI's format.
 
     Args:
       tools: Each is {"type": "function", "function": {"name", "description", "parameters", "strict"}}.
 
     Raises:
-      RequestError: One is not a function, its name is not allowed or taken, its parameters are not the schema of an
-        object, or there are more than 128.
+      RequestError: One is not a function; or see `checked_functions`.
     """
-    if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools holds {len(tools)} functions; send {MAX_TOOLS} at most")
-    functions: dict[str, FunctionTool] = {}
+    functions: dict[str, Mapping[str, Any]] = {}
     for i, tool in enumerate(tools):
-        function = _function_tool(tool, f"tools[{i}]")
-        if function.name in functions:
-            raise RequestError(f"tools[{i}].function.name {function.name!r} is taken: give each function its own name")
-        functions[function.name] = function
-    return tuple(functions.values())
+        function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
+        if not isinstance(function, Mapping):
+            raise RequestError(
+                'must be {"type": "function", "function": {...}}; there are no other tools', param=f"tools[{i}]"
+            )
+        functions[f"tools[{i}].function"] = function
+    return checked_functions(functions)
 
 
-def _function_tool(tool: object, where: str) -> FunctionTool:
-    function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
-    if not isinstance(function, Mapping):
-        raise RequestError(f'{where} must be {{"type": "function", "function": {{...}}}}; there are no other tools')
-    name, description, parameters = (function.get(key) for key in ("name", "description", "parameters"))
+def checked_functions(functions: Mapping[str, Mapping[str, Any]]) -> tuple[FunctionTool, ...]:
+    """Reads functions, each {"name", "description", "parameters"}.
+
+    Args:
+      functions: By their places in the request, such as "tools[0].function", which errors name.
+
+    Raises:
+      RequestError: A name is not allowed or taken, parameters are not the schema of an object, or there are more than
+        128 functions.
+    """
+    if len(functions) > MAX_TOOLS:
+        raise RequestError(f"holds {len(functions)} functions; send {MAX_TOOLS} at most", param="tools")
+    checked: dict[str, FunctionTool] = {}
+    for place, fields in functions.items():
+        function = _function_tool(fields, place)
+        if function.name in checked:
+            raise RequestError(f"{function.name!r} is taken: give each function its own name", param=f"{place}.name")
+        checked[function.name] = function
+    return tuple(checked.values())
+
+
+def _function_tool(fields: Mapping[str, Any], place: str) -> FunctionTool:
+    name, description, parameters = (fields.get(key) for key in ("name", "description", "parameters"))
     if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
-        raise RequestError(f"{where}.function.name must be 1 to 128 letters, digits, '_', '-' or '.', not {name!r}")
+        raise RequestError(f"must be 1 to 128 letters, digits, '_', '-' or '.', not {name!r}", param=f"{place}.name")
     if description is not None and not isinstance(description, str):
-        raise RequestError(f"{where}.function.description must be a string, not {type(description).__name__}")
+        raise RequestError(f"must be a string, not {type(description).__name__}", param=f"{place}.description")
     if parameters is None or parameters == {}:
         return FunctionTool(name, description)
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
-        raise RequestError(f'{where}.function.parameters must be a JSON schema with "type": "object"')
+        raise RequestError('must be a JSON schema with "type": "object"', param=f"{place}.parameters")
     if not isinstance(parameters.get("properties", {}), Mapping):
-        raise RequestError(f"{where}.function.parameters.properties must be an object with a schema for each argument")
+        raise RequestError("must be an object with a schema for each argument", param=f"{place}.parameters.properties")
     return FunctionTool(name, description, {"type": "object", **parameters})

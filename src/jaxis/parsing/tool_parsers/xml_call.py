@@ -1,4 +1,4 @@
-"""Calls whose arguments are written between tags, without JSON's quotes around strings."""
+"""GLM 4.5 to 4.7: `<tool_call>f`, then `<arg_key>k</arg_key><arg_value>v</arg_value>` each, then `</tool_call>`."""
 
 from __future__ import annotations
 
@@ -133,3 +133,90 @@ def _json_of_python(text: str) -> str | None:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
     return value
+
+
+# Qwen 3 Coder: `<tool_call><function=f><parameter=k>v</parameter></function></tool_call>`, with line breaks.
+
+
+_FUNCTION = "<function="
+
+
+class Qwen3CoderToolParser(XMLToolParser):
+    """Qwen 3 Coder, Qwen 3.5 to 3.8, Nemotron 3, Step 3.5, MiMo V2. The tags are not special tokens.
+
+    The model sometimes forgets `<tool_call>`.
+
+    Attributes:
+      closing: The tag after the function.
+    """
+
+    openers = ("<tool_call>", _FUNCTION)
+    call_markers = ("<tool_call>",)
+    closing: ClassVar[str] = "</tool_call>"
+    values_on_own_lines = True
+
+    def _read_call(self, opener: str) -> Reading[None]:
+        if opener != _FUNCTION:
+            yield from self._expect(_FUNCTION)
+        name = yield from self._read_name()
+        yield from self._expect(">")
+        self._begin(name)
+        yield from self._reader.skip_space()
+        while not (yield from self._reader.take_if("</function>")):
+            yield from self._expect("<parameter=")
+            key = yield from self._read_text(">")
+            yield from self._read_value(key, "</parameter>")
+            yield from self._reader.skip_space()
+        self._finish_arguments()
+        yield from self._reader.skip_space()
+        yield from self._reader.take_if(self.closing)
+        self._end_call()
+
+
+class SeedOssToolParser(Qwen3CoderToolParser):
+    """Seed-OSS: the same function between `<seed:tool_call>` tags, and values without line breaks around them."""
+
+    needs_special_tokens = True
+    openers = ("<seed:tool_call>", _FUNCTION)
+    call_markers = ("<seed:tool_call>",)
+    dropped = ("<seed:eos>",)
+    closing = "</seed:tool_call>"
+    values_on_own_lines = False
+
+
+# GLM 4.5 to 4.7: `<tool_call>f`, then `<arg_key>k</arg_key><arg_value>v</arg_value>` each, then `</tool_call>`.
+
+
+class GLMToolParser(XMLToolParser):
+    """GLM 4.5 and later, Laguna. Strings are written verbatim, other values as JSON."""
+
+    needs_special_tokens = True
+    openers = call_markers = ("<tool_call>",)
+    dropped = ("<|observation|>", "<|user|>", "<|endoftext|>")
+
+    def _read_call(self, _opener: str) -> Reading[None]:
+        self._begin((yield from self._read_function_name()))
+        while not (yield from self._reader.take_if("</tool_call>")):
+            yield from self._expect("<arg_key>")
+            key = yield from self._read_text("</arg_key>")
+            yield from self._expect("<arg_value>")
+            yield from self._read_value(key, "</arg_value>")
+            yield from self._reader.skip_space()
+        self._finish_arguments()
+        self._end_call()
+
+    def _read_function_name(self) -> Reading[str]:
+        return (yield from self._read_name())
+
+
+class HunyuanV3ToolParser(GLMToolParser):
+    """Hy3: the name ends with `<tool_sep>`, and all calls are between `<tool_calls>` tags."""
+
+    dropped = ("<tool_calls>", "</tool_calls>")
+    call_markers = ("<tool_calls>",)
+
+    def _read_function_name(self) -> Reading[str]:
+        name = yield from self._read_name()
+        yield from self._expect("<tool_sep>")
+        yield from self._reader.skip_space()
+        return name

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh
 from jax.typing import DTypeLike
 
 from jaxis.bench.cost import EMBEDDING, EXPERTS, HEAD, DecodeCost, decode_cost_of, expert_share
 from jaxis.config import VllmConfig
 from jaxis.config.attention_span import AttentionSpan
-from jaxis.engine.execution.kv_cache import widest_first
+from jaxis.engine.execution.kv_cache import device_block_bytes, widest_first
 from jaxis.engine.execution.state_cache import slot_bytes
 from jaxis.errors import ConfigError
 from jaxis.layers.indexer import IndexCacheSpec
-from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec, StateCacheSpec
 from jaxis.layers.mla import LatentCacheSpec
-from jaxis.layers.state_cache_spec import StateCacheSpec
-from jaxis.parallel.heads import check_heads
-from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS, logical_sharding
+from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS, check_heads
 from jaxis.parallel.stages import WHOLE, Stage
 from jaxis.planning.accelerators import Accelerator
 from jaxis.planning.sizing.exchanges import STAGE_AXIS, Exchange
@@ -74,7 +69,7 @@ class DeviceModel:
       hidden_bytes: Bytes of one token's hidden state.
       logits_bytes: Bytes of one token's logits.
       num_layers: Layers, each of which sums its attention's or its state's output over the devices.
-      num_feed_forwards: Layers that then do the same with a feed-forward block's.
+      num_feed_forwards: Layers that do the same with a feed-forward block's.
       num_expert_layers: Those with experts.
       num_divided_contexts: Layers whose context the devices share.
       query_bytes, sum_bytes: There, bytes of one token's queries of all heads, and of what is summed up for them.
@@ -183,6 +178,7 @@ class DeviceModel:
 def device_model(
     specs: Sequence[CacheSpec | StateCacheSpec],
     layers_per_cache: Sequence[int],
+    num_feed_forwards: int,
     weights: Sequence[StoredWeight],
     vllm_config: VllmConfig,
     accelerator: Accelerator,
@@ -195,6 +191,7 @@ def device_model(
     Args:
       specs: The caches of its layers, as `cache_specs` has them.
       layers_per_cache: For each of them, the layers that use it.
+      num_feed_forwards: Its layers with a feed-forward block.
       weights: Its weights, on each device of the layout.
       vllm_config: What it was constructed from.
       accelerator: The devices; some kernels want a cache of another shape than others.
@@ -245,7 +242,7 @@ def device_model(
         caches=tuple(
             LayerCache(
                 spec.span,
-                _block_bytes(spec, block_size, cache_dtype, mesh),
+                device_block_bytes(spec, block_size, cache_dtype, mesh),
                 _flops_per_key(spec, num_heads // num_devices),
                 number,
                 spec.num_selected if isinstance(spec, LatentCacheSpec) else None,
@@ -257,8 +254,7 @@ def device_model(
         hidden_bytes=config["hidden_size"] * element_bytes,
         logits_bytes=vocab_size * _LOGIT_BYTES,
         num_layers=num_layers,
-        # Layers of a model without attention have no second block.
-        num_feed_forwards=num_layers if "num_attention_heads" in config else 0,
+        num_feed_forwards=num_feed_forwards,
         num_expert_layers=len({weight.name.partition(EXPERTS)[0] for weight in experts}),
         num_divided_contexts=sum(number for _, number in divided),
         query_bytes=max((num_heads * (s.latent_dim + s.rope_dim) * element_bytes for s, _ in divided), default=0),
@@ -301,14 +297,6 @@ def _flops(weights: Sequence[StoredWeight], *, of_head: bool) -> float:
         if (is_head or (is_embedding and not has_head)) == of_head and not (is_embedding and has_head):
             flops += 2 * weight.device_elements
     return flops
-
-
-def _block_bytes(spec: CacheSpec, block_size: int, dtype: DTypeLike, mesh: AbstractMesh) -> int:
-    """Bytes of one block of a layer's cache on one device."""
-    with jax.sharding.use_abstract_mesh(mesh):
-        shape = spec.shape(1, block_size, dtype)
-        axes = spec.axes(shape, dtype)
-    return math.prod(logical_sharding(mesh, axes, shape).shard_shape(shape)) * jnp.dtype(dtype).itemsize
 
 
 def _flops_per_key(spec: CacheSpec, num_heads: int) -> int:

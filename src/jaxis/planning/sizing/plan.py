@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +11,70 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxis.bringup.analyze.source import ModelSource
+from jaxis.config import VllmConfig
+from jaxis.config.attention_span import AttentionSpan
+from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
+from jaxis.engine.execution.kv_cache import longest_context, most_sequences, stage_share, widest_first
 from jaxis.errors import ConfigError
-from jaxis.planning.sizing.capacity import capacity
+from jaxis.planning.accelerators import Accelerator
 from jaxis.planning.sizing.device_model import DeviceModel, device_model
 from jaxis.planning.sizing.layout import ANY_LAYOUT, Layout, WantedLayout, layouts
 from jaxis.planning.sizing.roofline import Bound, StepCost, pipeline_bound
-from jaxis.planning.sizing.widths import NARROW, Width, widths
+from jaxis.planning.sizing.widths import LOW_PRECISION, Width, widths
 from jaxis.planning.targets import Target
+
+# How much context, and how many requests, fit beside the weights of a device.
+
+
+@dataclasses.dataclass(frozen=True)
+class Capacity:
+    """What fits on each device.
+
+    Attributes:
+      cache_bytes: Bytes that weights leave to the cache, of several pipeline stages what each uses of it, on average;
+        negative if they do not fit.
+      max_context: Tokens of the longest single request; 0 if none fits.
+      max_requests: Requests of the asked-for length that fit at once.
+    """
+
+    cache_bytes: int
+    max_context: int
+    max_requests: int
+
+
+def capacity(
+    stages: Sequence[DeviceModel], vllm_config: VllmConfig, accelerator: Accelerator, context_len: int
+) -> Capacity:
+    """What the engine has room for.
+
+    Args:
+      stages: A device's part of the model, for each pipeline stage.
+      vllm_config: Its sizes; `max_model_len` is the longest context that the model is for.
+      accelerator: The devices.
+      context_len: Tokens that each request grows to.
+    """
+    usable = int(accelerator.usable_bytes * ACCELERATOR_MEMORY_SHARE)
+    least = usable - max(part.held_bytes for part in stages)
+    if least <= 0:
+        return Capacity(least, 0, 0)
+    per_block, per_state = _of_all(stages)
+    # Each stage has as many blocks, and so its own share of the memory of all; the first that has no more ends it.
+    shares = [stage_share((part.bytes_per_block, part.state_bytes), (per_block, per_state)) for part in stages]
+    left = min(int((usable - part.held_bytes) / (share or 1.0)) for part, share in zip(stages, shares, strict=True))
+    on_average = left // len(stages)
+    longest = longest_context(vllm_config, (per_block, per_state), left, vllm_config.model_config.max_model_len)
+    if longest < context_len:
+        return Capacity(on_average, longest, 0)
+    return Capacity(on_average, longest, most_sequences(vllm_config, (per_block, per_state), left, context_len))
+
+
+def _of_all(stages: Sequence[DeviceModel]) -> tuple[dict[AttentionSpan, int], int]:
+    """Bytes of a block in all layers of a span, the span that keeps most first, and of a request's states."""
+    total: Counter[AttentionSpan] = Counter()
+    for part in stages:
+        total.update(part.bytes_per_block)
+    return widest_first(total), sum(part.state_bytes for part in stages)
+
 
 DEFAULT_CONTEXT_LEN = 4096
 CACHE_DTYPES = {"auto": None, "int8": jnp.int8}
@@ -127,8 +185,8 @@ class PlanOption:
 
     @property
     def width_rank(self) -> int:
-        """0 for weights as stored (or dequantized), more for narrower ones."""
-        return 1 + NARROW.index(self.quantization) if self.quantization in NARROW else 0
+        """0 for weights as stored (or dequantized), more for those of lower precision."""
+        return 1 + LOW_PRECISION.index(self.quantization) if self.quantization in LOW_PRECISION else 0
 
 
 @dataclass(frozen=True)
@@ -242,6 +300,7 @@ class Planner:
             device_model(
                 part.cache_specs,
                 part.layers_per_cache,
+                part.num_feed_forwards,
                 part.weights_on(layout),
                 part.vllm_config,
                 target.accelerator,

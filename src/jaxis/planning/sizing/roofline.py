@@ -22,8 +22,8 @@ class StepCost:
     Attributes:
       weight_bytes: Bytes of weights read; of experts, those that tokens are expected to be routed to.
       context_bytes: Bytes of the cache read and written.
-      flops: Operations of matrix units, two for each multiplication and addition. They compute in bfloat16: narrower
-        weights are widened on the chip.
+      flops: Operations of matrix units, two for each multiplication and addition. They compute in bfloat16: weights of
+        lower precision are dequantized on the chip.
       exchanges: What it sends to other devices.
     """
 

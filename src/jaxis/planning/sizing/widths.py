@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,15 +15,17 @@ import numpy as np
 from jaxis.bringup.analyze.config import Construction, construct
 from jaxis.bringup.analyze.source import ModelSource
 from jaxis.config import CacheConfig, SchedulerConfig, VllmConfig
-from jaxis.config.context_length import trained_context_length
-from jaxis.config.expert_counts import num_experts
+from jaxis.config.checkpoint_values import trained_context_length
+from jaxis.config.hf_config import num_experts
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.cache_specs import cache_specs, own_cache_specs
 from jaxis.engine.settings import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
 from jaxis.errors import ConfigError
-from jaxis.layers.kv_cache_spec import CacheSpec
+from jaxis.layers.experts import JaxExperts
+from jaxis.layers.kv_cache_spec import CacheSpec, StateCacheSpec
+from jaxis.layers.mlp import GatedMLP, UngatedMLP
 from jaxis.layers.module import JaxModule, named_modules
-from jaxis.layers.state_cache_spec import StateCacheSpec
+from jaxis.layers.moe import SparseMoE
 from jaxis.models.common.decoder import DecoderModel
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.parallel.stages import WHOLE, Stage
@@ -31,8 +34,10 @@ from jaxis.planning.sizing.stored_weights import StoredWeight, stored_weights
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import DEQUANTIZE, SHORT_NAMES
 
-NARROW = ("int8", "int4")
+LOW_PRECISION = ("int8", "int4")
 """What a checkpoint in floats is quantized to, where it does not fit."""
+_FEED_FORWARDS = (GatedMLP, UngatedMLP, SparseMoE, JaxExperts)
+_LAYER = re.compile(r".*?layers\.\d+(?=\.)")
 ANY_LENGTH = 1 << 20
 """Tokens of the longest request that is planned for where the model is for any length."""
 
@@ -72,6 +77,12 @@ class Width:
             return [1] * len(self.cache_specs)
         uses = Counter(entry for entries in decoder.cache_entries for entry in entries)
         return [uses[entry] for entry in range(len(self.cache_specs))]
+
+    @functools.cached_property
+    def num_feed_forwards(self) -> int:
+        """Layers that have a feed-forward block: a dense one, experts, or both."""
+        blocks = [name for name, module in named_modules(self.model) if isinstance(module, _FEED_FORWARDS)]
+        return len({match[0] if (match := _LAYER.match(name)) else name for name in blocks})
 
     @property
     def num_experts(self) -> int:
@@ -114,7 +125,7 @@ def widths(source: ModelSource, quantization: str | None = None, dtype: str | No
     stored = _constructed(source, construct(source.config, source.config_path, tensors=source.tensors))
     is_quantized = stored.vllm_config.quant_config is not None
     if quantization is None:
-        return [stored] if is_quantized else [stored, *_narrow_widths(source)]
+        return [stored] if is_quantized else [stored, *_quantized_widths(source)]
     if quantization == "none":
         return [stored]
     if is_quantized != (quantization == DEQUANTIZE):
@@ -125,8 +136,8 @@ def widths(source: ModelSource, quantization: str | None = None, dtype: str | No
     return [_width(source, quantization)]
 
 
-def _narrow_widths(source: ModelSource) -> Iterator[Width]:
-    for quantization in NARROW:
+def _quantized_widths(source: ModelSource) -> Iterator[Width]:
+    for quantization in LOW_PRECISION:
         try:
             yield _width(source, quantization)
         except ConfigError:  # some layers' sizes do not allow it
@@ -166,7 +177,7 @@ def _constructed(source: ModelSource, construction: Construction, quantization: 
 
 
 def _name(source: ModelSource, vllm_config: VllmConfig, quantization: str | None) -> str:
-    if quantization in NARROW:
+    if quantization in LOW_PRECISION:
         return quantization
     if quantization is None and vllm_config.quant_config is not None:
         parts = (source.config, source.config.get("text_config"))

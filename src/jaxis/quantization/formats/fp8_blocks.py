@@ -17,8 +17,8 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.errors import ConfigError
-from jaxis.kernels.quantized_matmul.block_scaled import scale_shape
 from jaxis.kernels.weights import BlockScaledWeight
+from jaxis.kernels.weights.block_scaled_weight import scale_shape
 from jaxis.layers.experts import JaxExperts
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.weight_format import TensorSpec

@@ -1,4 +1,4 @@
-"""GGUF's block types: `weight` uint8 [out, bytes of a row], which stays as narrow as it is in the file.
+"""GGUF's block types: `weight` uint8 [out, bytes of a row], which keeps the precision of the file.
 
 Q8_0 and Q4_0 become integers, MXFP4 what MXFP4 is here, all others codes. Source: see `gguf_blocks`.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, Weight, dequantize
+from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, WeightValue, dequantize
 from jaxis.layers.weight_format import TensorSpec
 from jaxis.loading.gguf.block_types import BlockType
 from jaxis.quantization.formats.finite import check_finite
@@ -38,7 +38,7 @@ class GGUFFormat:
         specs = {"weight": TensorSpec(stored_shape(self.block_type, shape), _BYTE)}
         return specs | {"scale": TensorSpec((), _FLOAT32, other_shapes=((1,),))} if self.has_scale else specs
 
-    def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Weight:
+    def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> WeightValue:
         scale = float(tensors["scale"].reshape(())) if self.has_scale else None
         return read_blocks(self.block_type, tensors["weight"], shape, scale)
 
@@ -48,7 +48,7 @@ class LatentHeadsFormat:
     """The projection of latents to keys and values, in two tensors, as files for absorbed attention have it.
 
     `k_b` [H, L, N] and `v_b` [H, V, L] are what `kv_b_proj` [H * (N + V), L] has below each other for each head, the
-    first transposed. Blocks lie along the last axis, so the two have no common narrow form: the weight is float32.
+    first transposed. Blocks lie along the last axis, so the two have no common quantized form: the weight is float32.
 
     Attributes:
       key_type, value_type: The types of `k_b` and `v_b`.
@@ -101,7 +101,7 @@ def stored_shape(block_type: BlockType, shape: tuple[int, ...]) -> tuple[int, ..
 
 def read_blocks(
     block_type: BlockType, rows: np.ndarray, shape: tuple[int, ...], tensor_scale: float | None = None
-) -> Weight:
+) -> WeightValue:
     """A weight [out, in] of host arrays.
 
     Args:
@@ -114,7 +114,7 @@ def read_blocks(
       ValueError: Scales are not finite; the message follows "a weight".
     """
     blocks = rows.reshape(shape[0], -1, block_type.nbytes)
-    weight: Weight
+    weight: WeightValue
     if block_type.name == "Q8_0":
         arrays = _in_chunks(_q8_0, blocks)
         weight = QuantizedWeight(arrays["qvalue"], arrays["scale"])

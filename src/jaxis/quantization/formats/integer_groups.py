@@ -8,9 +8,8 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
-from jaxis.kernels.quantized_matmul.code_planes import code_planes
-from jaxis.kernels.quantized_matmul.coded import LOW_BITS
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight
+from jaxis.kernels.weights.code_planes import LOW_BITS, code_planes
 from jaxis.quantization.formats.word_packing import unpack_numbers
 
 BITS = (2, 3, 4, 8)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from jaxis.kernels.quantized_matmul.code_planes import code_planes
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight, ReorderedWeight, WeightScheme
+from jaxis.kernels.weights.code_planes import code_planes
 from jaxis.layers.weight_format import TensorSpec
 from jaxis.quantization.formats.word_packing import nibble_pairs, num_words, unpack_numbers
 

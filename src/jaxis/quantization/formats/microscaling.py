@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from jaxis.kernels.quantized_matmul.code_planes import code_planes
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight
+from jaxis.kernels.weights.code_planes import code_planes
 from jaxis.layers.weight_format import TensorSpec
 from jaxis.quantization.formats.finite import check_exponents, check_finite, check_finite_scales
 from jaxis.quantization.formats.word_packing import unpack_numbers

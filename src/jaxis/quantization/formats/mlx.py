@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from jaxis.kernels.quantized_matmul.code_planes import code_planes
-from jaxis.kernels.quantized_matmul.coded import LOW_BITS
-from jaxis.kernels.quantized_matmul.scale_codes import find_codes
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, WeightScheme
+from jaxis.kernels.weights.code_planes import LOW_BITS, code_planes
+from jaxis.kernels.weights.scale_codes import find_codes
 from jaxis.layers.weight_format import TensorSpec
 from jaxis.quantization.formats.finite import check_finite
 from jaxis.quantization.formats.word_packing import unpack_numbers
@@ -53,11 +52,14 @@ class MlxAffineFormat:
         return {"weight": _words(shape, self.bits), "scales": groups, "biases": groups}
 
     def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> QuantizedWeight | CodedWeight:
-        words, scales, biases = tensors["weight"], tensors["scales"], tensors["biases"]
-        if not all(np.isfinite(array.astype(np.float32)).all() for array in (scales, biases)):
+        if not all(np.isfinite(array.astype(np.float32)).all() for array in (tensors["scales"], tensors["biases"])):
             raise ValueError("whose scales or biases are not all finite")
         if self.scheme is not None:
             return self._as_quantized(tensors, shape, self.scheme)
+        return self._as_codes(tensors, shape)
+
+    def _as_codes(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> CodedWeight:
+        words, scales, biases = tensors["weight"], tensors["scales"], tensors["biases"]
         if self.bits == LOW_BITS[self.bits]:
             return CodedWeight(_bytes_of(words), scales, minimum=biases, bits=self.bits)
         planes = code_planes(unpack_numbers(words, self.bits, shape[1]), self.bits)
@@ -77,13 +79,11 @@ class MlxAffineFormat:
             numbers = _bytes_of(tensors["weight"])
             qvalue = (numbers ^ np.uint8(0x80)).view(np.int8) if self.bits == 8 else numbers
             return QuantizedWeight(qvalue, scales, act_qtype=scheme.act_qtype)
-        weight = dataclasses.replace(self, scheme=None).assemble(tensors, shape)
         scale, minimum = find_codes(scales), find_codes(biases, are_minima=True)
-        assert isinstance(weight, CodedWeight)
         if scale is None or minimum is None:
             raise ValueError("whose scales or biases are not 8-bit codes times a power of two")
         return dataclasses.replace(
-            weight,
+            self._as_codes(tensors, shape),
             scale=scale[0],
             super_scale=scale[1],
             minimum=minimum[0],

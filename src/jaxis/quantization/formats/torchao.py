@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from jaxis.kernels.quantized_matmul.block_scaled import scale_shape
-from jaxis.kernels.quantized_matmul.code_planes import code_planes
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight
+from jaxis.kernels.weights.block_scaled_weight import scale_shape
+from jaxis.kernels.weights.code_planes import code_planes
 from jaxis.layers.weight_format import TensorSpec
 from jaxis.quantization.formats.finite import check_finite
 from jaxis.quantization.formats.mlx import E2M1_LEVELS

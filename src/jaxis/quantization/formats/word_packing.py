@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxis.kernels.quantized_matmul.code_planes import pack_bytes, resized, unpack_bytes
+from jaxis.kernels.weights.code_planes import pack_bytes, resized, unpack_bytes
 
 _WORD_BITS = 32
 

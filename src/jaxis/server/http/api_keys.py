@@ -1,6 +1,6 @@
 """The API keys that a server takes: given as they are, or in a file of names, digests and limits.
 
-A key in the file is known by the SHA-256 of its text only, so whoever reads the file cannot call the server. Keys are
+A key in the file is known by the SHA-256 of its text only, so a reader of the file cannot call the server. Keys are
 random (`jaxis new-key` makes them), which is why a plain digest is enough.
 """
 
@@ -12,19 +12,24 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxis.errors import ConfigError
+from jaxis.server.http.errors import ApiError
 
 OPTION_KEY_NAME = "default"
 """The name of the keys that are given as options, which have none."""
 MAX_FILE_BYTES = 1 << 20
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
+"""Paths of the health checks, which need no key."""
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LIMITS = ("requests_per_minute", "tokens_per_minute")
@@ -73,7 +78,7 @@ class ApiKeys:
         self._keys = self._read()
 
     def __bool__(self) -> bool:
-        # A file that lists nobody shuts everybody out.
+        # A file without keys refuses every client.
         return bool(self._given) or self._path is not None
 
     def find(self, text: str) -> ApiKey | None:
@@ -182,3 +187,40 @@ def _parse(entry: Any, where: str) -> ApiKey:
 def _check_name(name: object, what: str) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"{what} must be 1 to 64 letters, digits or . _ @ -, such as alice")
+
+
+class ApiKeyMiddleware:
+    """Lets through requests with one of the keys, as `Authorization: Bearer KEY` or `x-api-key: KEY`.
+
+    Every key is compared, each in a time that does not depend on where it differs.
+
+    Args:
+      keys: Those that are taken.
+      open_paths: Exact paths that need no key.
+    """
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: Set[str] = OPEN_PATHS) -> None:
+        self._app = app
+        self._keys = keys
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] in self._open_paths):
+            await self._app(scope, receive, send)
+        elif (key := self._find(Headers(scope=scope))) is not None:
+            current_api_key.set(key)
+            await self._app(scope, receive, send)
+        else:
+            error = ApiError(
+                401,
+                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await error.response()(scope, receive, send)
+
+    def _find(self, headers: Headers) -> ApiKey | None:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        bearer = self._keys.find(key.strip())
+        direct = self._keys.find(headers.get("x-api-key", ""))
+        return (bearer if scheme.lower() == "bearer" else None) or direct

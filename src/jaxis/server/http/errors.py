@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, {"error": {"message", "type", "param", "code"}}, and in that of the path's protocol."""
+"""Errors as clients know them: {"error": {"message", "type", "param", "code"}}, and in other protocols' dialects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from jaxis.errors import (
     RequestError,
     UnavailableError,
 )
-from jaxis.server.http.error_shapes import OLLAMA_PATHS, anthropic_error, is_anthropic
 
 _logger = logging.getLogger(__name__)
 _TYPES = {
@@ -37,9 +36,10 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-# SamplingParams and the engine name what is wrong at the start of the message: "top_p=2.0 must be ...".
-_PARAM = re.compile(r"([a-z_]+)(?:=|\[| holds )")
 _MAX_MESSAGE_CHARACTERS = 1000  # a message may quote the request
+
+
+_INDEX = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True)
@@ -68,52 +68,109 @@ class ApiError:
             message = message[: _MAX_MESSAGE_CHARACTERS // 2] + " ... " + message[-_MAX_MESSAGE_CHARACTERS // 2 :]
         return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
-    def shaped(self, path: str) -> dict[str, Any]:
-        """The error object that clients of this path expect."""
-        if path.startswith(OLLAMA_PATHS):
-            return {"error": self.body()["error"]["message"]}
-        return anthropic_error(self.status, self.message) if is_anthropic(path) else self.body()
-
-    def response(self) -> ApiErrorResponse:
-        """The error as a whole answer."""
-        return ApiErrorResponse(self)
+    def response(self) -> Response:
+        """The error as a whole answer, in the dialect of the request's path."""
+        return _ErrorResponse(self)
 
 
-class ApiErrorResponse(Response):
-    """An error as a whole answer, in the shape that clients of the request's path expect."""
+@dataclass(frozen=True, kw_only=True)
+class ErrorDialect:
+    """How the clients of a protocol know errors; this is OpenAI's way.
 
+    Attributes:
+      prefixes: What the protocol's paths begin with.
+      fields: Parameters -> what the protocol's requests call them, where that differs; "[]" stands for any index.
+      request_id_headers: Where its clients look for a request's id, besides X-Request-Id.
+    """
+
+    prefixes: tuple[str, ...] = ()
+    fields: Mapping[str, str] = field(default_factory=dict)
+    request_id_headers: tuple[str, ...] = ()
+
+    def own(self, error: RequestError) -> RequestError:
+        """An error about a parameter as one about the field that the client sent."""
+        if error.param is None or isinstance(error, RefusedFieldError):
+            return error
+        name = self._own_name(error.param)
+        return error if name == error.param else error.about(name)
+
+    def body(self, error: ApiError) -> dict[str, Any]:
+        """The error object."""
+        return error.body()
+
+    def has(self, path: str) -> bool:
+        """Whether a path is the protocol's."""
+        return any(path == prefix or path.startswith(f"{prefix}/") for prefix in self.prefixes)
+
+    def _own_name(self, param: str) -> str:
+        indices = iter(_INDEX.findall(param))
+        plain = _INDEX.sub("[]", param)
+        for name in sorted(self.fields, key=len, reverse=True):
+            if plain == name or plain.startswith((f"{name}.", f"{name}[")):
+                plain = self.fields[name] + plain.removeprefix(name)
+                break
+        return re.sub(r"\[\]", lambda _: next(indices), plain)
+
+
+OPENAI_ERRORS = ErrorDialect()
+
+
+def error_dialect(scope: Scope) -> ErrorDialect:
+    """How a request's client knows errors, by the request's path."""
+    dialects = scope["app"].state.error_dialects if "app" in scope else ()
+    return next((dialect for dialect in dialects if dialect.has(scope["path"])), OPENAI_ERRORS)
+
+
+class _ErrorResponse(Response):
     def __init__(self, error: ApiError) -> None:
         super().__init__(status_code=error.status, headers=dict(error.headers))
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = self._error.shaped(scope["path"])
+        body = error_dialect(scope).body(self._error)
         whole = JSONResponse(body, status_code=self._error.status, headers=dict(self._error.headers))
         await whole(scope, receive, send)
-
-
-class ParameterError(RequestError):
-    """A request's field that cannot be honoured.
-
-    Attributes:
-      param: Its name.
-      code: A name of the fault for programs, if there is one.
-    """
-
-    def __init__(self, param: str, message: str, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
 
 
 class ModelNotFoundError(RequestError):
     """A request for a model that is not served here."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.param = "model"
 
-def api_error(error: Exception) -> ApiError:
+
+class RefusedFieldError(RequestError):
+    """A field that is not applied and cannot be ignored; its name is the one that the client sent."""
+
+
+class UnknownFieldError(RefusedFieldError):
+    """A field that is most likely misspelt, or that is unknown where those are refused."""
+
+
+class UnsupportedFieldError(RefusedFieldError):
+    """A field that would change the answer."""
+
+
+# By the type of an error, the most special first: its status and its name for programs.
+_ANSWERS: Mapping[type[JaxisError], tuple[int, str | None]] = {
+    ModelNotFoundError: (404, "model_not_found"),
+    UnknownFieldError: (400, "unknown_parameter"),
+    UnsupportedFieldError: (400, "unsupported_parameter"),
+    ContextLengthError: (400, "context_length_exceeded"),
+    RateLimitError: (429, "rate_limit_exceeded"),
+    OverloadedError: (429, "server_overloaded"),
+    UnavailableError: (503, "server_unavailable"),
+    DeadlineExceededError: (504, "request_timeout"),
+    EngineError: (500, "engine_error"),
+    JaxisError: (400, None),
+}
+
+
+def api_error(error: Exception, dialect: ErrorDialect = OPENAI_ERRORS) -> ApiError:
     """The client's view of an exception; unexpected ones are logged, and their details are not sent."""
     if isinstance(error, JaxisError):
-        return _jaxis_error(error)
+        return _jaxis_error(error, dialect)
     if isinstance(error, RequestValidationError):
         return _validation_error(error)
     if isinstance(error, HTTPException):
@@ -122,27 +179,18 @@ def api_error(error: Exception) -> ApiError:
     return ApiError(500, "the server has a fault, described in its log", code="internal_error")
 
 
-def _jaxis_error(error: JaxisError) -> ApiError:
-    if isinstance(error, ModelNotFoundError):
-        return ApiError(404, str(error), "model", "model_not_found")
-    if isinstance(error, ParameterError):
-        return ApiError(400, str(error), error.param, error.code)
-    if isinstance(error, ContextLengthError):
-        return ApiError(400, str(error), code="context_length_exceeded")
+def _jaxis_error(error: JaxisError, dialect: ErrorDialect) -> ApiError:
+    status, code = next(answer for kind, answer in _ANSWERS.items() if isinstance(error, kind))
     if isinstance(error, RequestError):
-        match = _PARAM.match(str(error))
-        return ApiError(400, str(error), match[1] if match else None)
+        own = dialect.own(error)
+        param = None if own.param is None else re.split(r"[.\[]", own.param, maxsplit=1)[0]
+        return ApiError(status, str(own), param, code)
+    headers = {}
     if isinstance(error, OverloadedError):
-        retry = {"Retry-After": str(error.retry_after_seconds)}
-        code = "rate_limit_exceeded" if isinstance(error, RateLimitError) else "server_overloaded"
-        return ApiError(429, str(error), code=code, headers=retry)
-    if isinstance(error, UnavailableError):
-        return ApiError(503, str(error), code="server_unavailable", headers={"Retry-After": "5"})
-    if isinstance(error, DeadlineExceededError):
-        return ApiError(504, str(error), code="request_timeout")
-    if isinstance(error, EngineError):
-        return ApiError(500, str(error), code="engine_error")
-    return ApiError(400, str(error))
+        headers["Retry-After"] = str(error.retry_after_seconds)
+    elif isinstance(error, UnavailableError):
+        headers["Retry-After"] = "5"
+    return ApiError(status, str(error), code=code, headers=headers)
 
 
 class FaultMiddleware:
@@ -164,14 +212,14 @@ class FaultMiddleware:
         except Exception as error:
             if started or scope["type"] != "http":
                 raise
-            await api_error(error).response()(scope, receive, send)
+            await api_error(error, error_dialect(scope)).response()(scope, receive, send)
 
 
 def install_error_handlers(app: FastAPI) -> None:
     """Makes every error of the application's routes an error object. Call it before other middleware is added."""
 
-    async def handle(_request: Request, error: Exception) -> Response:
-        return api_error(error).response()
+    async def handle(request: Request, error: Exception) -> Response:
+        return api_error(error, error_dialect(request.scope)).response()
 
     for kind in (JaxisError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxis.host.free_memory import return_free_memory
+from jaxis.host.machine import return_free_memory
 from jaxis.server.http.errors import ApiError, api_error
 
 MIN_BODY_BYTES_PER_SECOND = 1024

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, plus what the middleware adds."""
+"""The OpenAPI document: FastAPI's, plus errors, event streams, and API keys."""
 
 from __future__ import annotations
 
@@ -6,8 +6,58 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
-from jaxis.server.http.auth import OPEN_PATHS
+from jaxis.server.http.api_keys import OPEN_PATHS
+
+
+class ErrorObject(BaseModel):
+    """What went wrong; `param` names the request's field that is at fault, if one is."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """OpenAI's shape of an error."""
+
+    error: ErrorObject
+
+
+_RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait before trying again", "schema": {"type": "integer"}}}
+_STATUSES: dict[int | str, dict[str, Any]] = {
+    400: {"description": "A field that cannot be honoured; `param` names it"},
+    401: {"description": "A missing or wrong API key"},
+    404: {"description": "Another model, or no such route"},
+    408: {"description": "A body that stops coming"},
+    413: {"description": "A body that is too large"},
+    429: {"description": "The queue is full", "headers": _RETRY_AFTER},
+    500: {"description": "A step of the engine failed"},
+    503: {"description": "The server is shutting down, or its engine has failed", "headers": _RETRY_AFTER},
+    504: {"description": "The answer took too long"},
+    "default": {"description": "Any other error"},  # with it FastAPI documents no 422 of its own, which is never sent
+}
+_ANSWER = {"description": "The answer; with `stream` as server-sent events", "content": {"text/event-stream": {}}}
+
+
+def error_responses(*statuses: int | str, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
+    """The documentation of errors with these statuses, whose bodies are of a model."""
+    return {status: {"model": model, **_STATUSES[status]} for status in statuses}
+
+
+def generation_responses(model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
+    """The documentation of a route that generates."""
+    return error_responses(*_STATUSES, model=model) | {200: _ANSWER}
+
+
+LOOKUP_ERRORS = error_responses(401, 404, "default")
+ADMIN_ERRORS = error_responses(401, 503, "default") | {
+    403: {"model": ErrorResponse, "description": "A key without `admin`"}
+}
+TEXT_ERRORS = error_responses(400, 401, 404, 408, 413, "default")
+GENERATION_RESPONSES = generation_responses()
 
 
 def install_openapi(app: FastAPI, *, with_keys: bool) -> None:

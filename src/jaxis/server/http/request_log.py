@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxis.host.logs import current_request_id
-from jaxis.server.http.error_shapes import is_anthropic
+from jaxis.server.http.errors import error_dialect
 
 QUIET_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -53,9 +53,8 @@ class RequestLogMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
-                if is_anthropic(scope["path"]):
-                    MutableHeaders(scope=message)["Request-Id"] = request_id
+                for name in ("X-Request-Id", *error_dialect(scope).request_id_headers):
+                    MutableHeaders(scope=message)[name] = request_id
             await send(message)
 
         try:

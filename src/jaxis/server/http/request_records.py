@@ -1,7 +1,7 @@
-"""The request log: a file with one JSON object for each request, for those who must know what was asked.
+"""The request log: a file with one JSON object for each request, for operators who must know what was asked.
 
-It is off unless asked for. "ids-and-usage" holds who asked for how much; "full" adds what was asked and answered,
-without keys and images.
+It is off unless asked for. "ids-and-usage" holds which key asked for how many tokens; "full" adds what was asked and
+answered, without keys and images.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import logging
 import logging.handlers
 import os
+import re
 import sys
 import time
 from collections.abc import Set
@@ -27,12 +28,20 @@ from jaxis.errors import ConfigError
 from jaxis.host.logs import current_request_id
 from jaxis.outputs import RequestOutput
 from jaxis.server.http.api_keys import current_api_key
-from jaxis.server.http.redaction import redacted
 
 RequestLogLevel = Literal["ids-and-usage", "full"]
 MAX_FILE_BYTES = 100 * 2**20
 NUM_OLD_FILES = 5
 _WARNING_SECONDS = 60.0
+REMOVED = "[removed]"
+_SECRET_NAMES = re.compile(
+    r"(api|access|auth|secret|private)[-_]?(key|token)|authorization([-_]?token)?|password|secret", re.IGNORECASE
+)
+# Keys that `jaxis new-key` made, and those of the services whose formats are well known.
+_SECRET_TEXT = re.compile(r"\b(jaxis-|sk-|hf_|ghp_|AKIA|xox[abp]-)[A-Za-z0-9_-]{16,}|\bBearer\s+[A-Za-z0-9._~+/=-]{8,}")
+_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(;[\w=.+-]+)*,[A-Za-z0-9+/=_%-]*")
+# An image, a sound or a file as base64: longer, and without spaces, than words and code are.
+_BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{512,}={0,2}")
 _logger = logging.getLogger(__name__)
 
 
@@ -195,3 +204,25 @@ def _readable(body: bytes) -> Any:
         return redacted(json.loads(body))
     except (ValueError, RecursionError):
         return f"[{len(body)} bytes that are not JSON]"
+
+
+def redacted(value: Any) -> Any:
+    """A JSON value without keys, images and other data in base64; the rest is as it was."""
+    if isinstance(value, str):
+        return _redacted_text(value)
+    if isinstance(value, list):
+        return [redacted(item) for item in value]
+    if isinstance(value, dict):
+        return {
+            name: REMOVED if isinstance(item, str) and _SECRET_NAMES.fullmatch(name) else redacted(item)
+            for name, item in value.items()
+        }
+    return value
+
+
+def _redacted_text(text: str) -> str:
+    if len(text) < 16:
+        return text
+    text = _DATA_URL.sub(lambda match: f"[data of type {match[1] or 'text/plain'}, {len(match[0])} characters]", text)
+    text = _BASE64.sub(lambda match: f"[base64 of {len(match[0])} characters]", text)
+    return _SECRET_TEXT.sub(REMOVED, text)

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from jaxis.errors import JaxisError
 from jaxis.server.config import ServerConfig
-from jaxis.server.http.errors import ApiError, api_error
+from jaxis.server.http.errors import ApiError, ErrorDialect, api_error, error_dialect
 
 Result = TypeVar("Result")
 DONE = "data: [DONE]\n\n"
@@ -71,10 +71,10 @@ def sse_event(data: BaseModel) -> str:
 
 
 class TextEvents:
-    """Events that differ in one text alone: most of a stream's by far, written here in a tenth of the time.
+    """Events that differ in one string alone: most of a stream's by far, written here in a tenth of the time.
 
     Args:
-      make: The data of the event with a text.
+      make: The data of the event with a string.
     """
 
     def __init__(self, make: Callable[[str], BaseModel]) -> None:
@@ -82,7 +82,7 @@ class TextEvents:
         self._before, self._after = sse_event(make(mark)).split(f'"{mark}"')
 
     def event(self, text: str) -> str:
-        """The event with this text."""
+        """The event with this string."""
         return f"{self._before}{msgspec.json.encode(text).decode()}{self._after}"
 
 
@@ -116,7 +116,7 @@ async def run_until_disconnect(
         await asyncio.gather(task, watcher, return_exceptions=True)
 
 
-async def respond(request: Request, work: Awaitable[BaseModel], headers: Mapping[str, str] | None = None) -> Response:
+async def respond_whole(request: Request, work: Awaitable[BaseModel], headers: Mapping[str, str]) -> Response:
     """A whole answer as JSON; the work is cancelled if the client disconnects."""
     try:
         answer = await run_until_disconnect(request.receive, work)
@@ -130,7 +130,7 @@ async def respond_stream(
     events: AsyncGenerator[str, None],
     form: StreamForm,
     config: ServerConfig,
-    headers: Mapping[str, str] | None = None,
+    headers: Mapping[str, str],
 ) -> Response:
     """A stream of events; an error soon, before the first of them, is a plain error answer.
 
@@ -173,13 +173,13 @@ class EventStreamResponse(Response):
         events: AsyncGenerator[str, None],
         form: StreamForm,
         config: ServerConfig,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str],
     ) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
         self.media_type = form.media_type
-        self.init_headers({**_HEADERS, **(headers or {})})
+        self.init_headers({**_HEADERS, **headers})
         del self.headers["content-length"]
         self._first = first
         self._events = events
@@ -189,10 +189,10 @@ class EventStreamResponse(Response):
         self._last_send = time.monotonic()
         self._is_sending = False
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
             try:
-                sending = self._send_all(send)
+                sending = self._send_all(send, error_dialect(scope))
                 await run_until_disconnect(
                     receive, sending, check=self._check_progress, check_seconds=self._write_timeout / 4
                 )
@@ -205,7 +205,7 @@ class EventStreamResponse(Response):
                 self._first.cancel()
                 await asyncio.gather(self._first, return_exceptions=True)
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, dialect: ErrorDialect) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         keeping_alive = asyncio.ensure_future(self._keep_alive(send)) if self._silence_seconds else None
         try:
@@ -215,7 +215,7 @@ class EventStreamResponse(Response):
         except Exception as error:  # too late for a status: the error is sent in the stream
             if not isinstance(error, JaxisError):
                 _logger.exception("a stream failed")
-            await self._send(send, self._form.failure(api_error(error)))
+            await self._send(send, self._form.failure(api_error(error, dialect)))
         finally:
             if keeping_alive is not None:
                 keeping_alive.cancel()

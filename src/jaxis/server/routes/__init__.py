@@ -1,1 +1,1 @@
-"""The server's routes, a file for each kind."""
+"""Routes that belong to no protocol alone."""

@@ -1,23 +1,16 @@
-"""What the server tells of its model."""
+"""What the server tells of its model, with the keys that clients of OpenAI, Anthropic, vLLM and llama.cpp look for."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Any, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
+from pydantic import BaseModel
 
 from jaxis.errors import RequestError
-from jaxis.server.endpoints.context import ServerContext, get_context
-from jaxis.server.endpoints.model_facts import rfc3339
-from jaxis.server.protocol.errors import LOOKUP_ERRORS
-from jaxis.server.protocol.models import (
-    GenerationSettings,
-    ModelCard,
-    ModelList,
-    ModelMeta,
-    Properties,
-    TokenizerInfo,
-)
+from jaxis.server.context import Context, ServerContext
+from jaxis.server.generation.model_info import rfc3339
+from jaxis.server.http.openapi import LOOKUP_ERRORS
 from jaxis.version import __version__
 
 _SHOWN_DEFAULTS = (
@@ -31,7 +24,135 @@ _SHOWN_DEFAULTS = (
 )
 router = APIRouter()
 tokenizer_router = APIRouter()
-Context = Annotated[ServerContext, Depends(get_context)]
+
+
+class ModelMeta(BaseModel):
+    """llama-server's figures.
+
+    Attributes:
+      n_ctx: Most tokens of a request.
+      n_ctx_train: Tokens up to which the checkpoint says that it works, if it does.
+      n_params: Parameters.
+      n_vocab: Tokens of the vocabulary.
+      size: Bytes of the checkpoint's files.
+    """
+
+    n_ctx: int
+    n_ctx_train: int | None
+    n_params: int
+    n_vocab: int
+    size: int
+
+
+class ModelCard(BaseModel):
+    """A name under which the model is served.
+
+    Attributes:
+      type: Anthropic's counterpart of `object`.
+      created: When the checkpoint's files were last changed, Unix seconds; `created_at` is the same in RFC 3339.
+      root: The first of its names.
+      display_name: A name to show.
+      max_model_len, context_length, max_input_tokens: Most tokens of a request, prompt and answer together, under
+        vLLM's name, OpenRouter's and Anthropic's.
+      max_output_tokens, max_tokens: Most tokens of an answer, under two names.
+      input_modalities, output_modalities: What a request and an answer may hold.
+      capabilities: "completion" and, if the model has them, "tools" and "reasoning".
+      quantization: How most of the weights are stored, such as "int8"; None if that is unknown.
+      default_parameters: Sampling parameters of a request that leaves them out.
+      meta: llama-server's figures.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    created: int
+    created_at: str
+    owned_by: str = "jaxis"
+    root: str
+    display_name: str
+    max_model_len: int
+    context_length: int
+    max_input_tokens: int
+    max_output_tokens: int
+    max_tokens: int
+    input_modalities: list[str] = ["text"]
+    output_modalities: list[str] = ["text"]
+    capabilities: list[str]
+    quantization: str | None
+    default_parameters: dict[str, float]
+    meta: ModelMeta
+
+
+class ModelList(BaseModel):
+    """All names. `has_more`, `first_id` and `last_id` are Anthropic's: this page is the only one."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+    has_more: Literal[False] = False
+    first_id: str
+    last_id: str
+
+
+class TokenizerInfo(BaseModel):
+    """/tokenizer_info, as vLLM has it: what a client needs to render and count prompts by itself.
+
+    Attributes:
+      tokenizer_class: A class of transformers that reads the checkpoint's tokenizer.json.
+      chat_template: The default template's source.
+      bos_token, eos_token, pad_token, unk_token: Texts of special tokens; None for one that there is not.
+      additional_special_tokens: Texts of the others.
+      model_max_length: Most tokens of a request.
+      added_tokens_decoder: Id -> each special token's text.
+    """
+
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    additional_special_tokens: list[str]
+    model_max_length: int
+    added_tokens_decoder: dict[int, dict[str, Any]]
+
+
+class GenerationSettings(BaseModel):
+    """What llama-server's clients look up: the length of the context."""
+
+    n_ctx: int
+    params: dict[str, float]
+
+
+class Modalities(BaseModel):
+    """What a prompt may hold beside text."""
+
+    vision: Literal[False] = False
+    audio: Literal[False] = False
+
+
+class Properties(BaseModel):
+    """/props, as llama-server has it.
+
+    Attributes:
+      default_generation_settings: The context and the sampling parameters of a request that leaves them out.
+      total_slots: Completions that run at once.
+      model_alias: The first name under which the model is served.
+      model_path: The last part of the checkpoint's path; no other part of it is told.
+      chat_template: Source of the template; "" if there is none.
+      bos_token, eos_token: Their texts; "" if there are none.
+      build_info: The server and its version.
+    """
+
+    default_generation_settings: GenerationSettings
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    modalities: Modalities = Modalities()
+    build_info: str
+    is_sleeping: Literal[False] = False
 
 
 @router.get("/v1/models", responses=LOOKUP_ERRORS)
@@ -54,11 +175,11 @@ async def properties(context: Context) -> Properties:
     special_tokens = tokenizer.special_tokens if tokenizer else {}
     return Properties(
         default_generation_settings=GenerationSettings(
-            n_ctx=context.facts.context_length, params=_default_parameters(context)
+            n_ctx=context.model_info.context_length, params=_default_parameters(context)
         ),
         total_slots=context.engine.info.max_num_seqs,
         model_alias=context.model.name,
-        model_path=context.facts.file_name,
+        model_path=context.model_info.file_name,
         chat_template=(tokenizer.default_chat_template if tokenizer else None) or "",
         bos_token=special_tokens.get("bos_token", ""),
         eos_token=special_tokens.get("eos_token", ""),
@@ -81,18 +202,18 @@ async def tokenizer_info(context: Context) -> TokenizerInfo:
         pad_token=named.get("pad_token"),
         unk_token=named.get("unk_token"),
         additional_special_tokens=[text for text in texts.values() if text not in named.values()],
-        model_max_length=context.facts.context_length,
+        model_max_length=context.model_info.context_length,
         added_tokens_decoder={token_id: {"content": text, "special": True} for token_id, text in texts.items()},
     )
 
 
 def _card(name: str, context: ServerContext) -> ModelCard:
-    facts = context.facts
-    length = facts.context_length
+    info = context.model_info
+    length = info.context_length
     return ModelCard(
         id=name,
-        created=int(facts.modified.timestamp()),
-        created_at=rfc3339(facts.modified),
+        created=int(info.modified.timestamp()),
+        created_at=rfc3339(info.modified),
         root=context.model.name,
         display_name=name,
         max_model_len=length,
@@ -100,15 +221,15 @@ def _card(name: str, context: ServerContext) -> ModelCard:
         max_input_tokens=length,
         max_output_tokens=length,
         max_tokens=length,
-        capabilities=facts.capabilities("reasoning"),
-        quantization=facts.weight_type or None,
+        capabilities=info.capabilities("reasoning"),
+        quantization=info.weight_type or None,
         default_parameters=_default_parameters(context),
         meta=ModelMeta(
             n_ctx=length,
-            n_ctx_train=facts.trained_len,
-            n_params=facts.num_parameters,
+            n_ctx_train=info.trained_len,
+            n_params=info.num_parameters,
             n_vocab=context.engine.info.vocab_size,
-            size=facts.file_bytes,
+            size=info.file_bytes,
         ),
     )
 

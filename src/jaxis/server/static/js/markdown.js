@@ -1,5 +1,5 @@
 // A model's Markdown as elements. What a model writes is untrusted: HTML in it is shown as text, pictures are links that
-// nobody loads, and what comes out of the parser goes through DOMPurify.
+// the page does not load, and what comes out of the parser goes through DOMPurify.
 
 import hljs from "../vendor/highlight.js";
 import { Marked } from "../vendor/marked.js";
@@ -76,7 +76,7 @@ const marked = new Marked({
   },
 });
 
-/** Shows a text that grows. Only the blocks that changed are rendered again: a selection in the others stays. */
+/** Shows Markdown that grows. Only the blocks that changed are rendered again: a selection in the others stays. */
 export class MarkdownView {
   /** @param {HTMLElement} element to fill */
   constructor(element) {

@@ -33,7 +33,7 @@ export class Sidebar {
     byId("close-sidebar").focus();
   }
 
-  /** On narrow screens, where it covers the page. */
+  /** On small screens, where it covers the page. */
   close() {
     if (!this.isOpen) return;
     document.body.classList.remove("sidebar-open");

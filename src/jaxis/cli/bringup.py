@@ -1,0 +1,283 @@
+"""The commands that bring a model up, beside `jaxis convert`: analyze, new-model, verify, report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from jaxis.cli.console import EXIT_ERROR, note, report_errors, write_files
+from jaxis.cli.options import Debug
+
+if TYPE_CHECKING:
+    from jaxis.bringup.verify.check_layers import LayersCheck
+    from jaxis.bringup.verify.compare import LogitsComparison
+    from jaxis.bringup.verify.verify import DecodeCheck, VerifyResult
+
+
+# `jaxis analyze`: whether jaxis runs a model, told without reading its weights.
+
+
+def analyze(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="Folder, GGUF file, config.json, or Hub id.", show_default=False),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name the keys that change nothing too.")] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Ask about a memory such as 80GiB, not this machine's; it must then fit."),
+    ] = None,
+    kv_cache_dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "int8"], typer.Option(help="Type of the cache to give figures for.")
+    ] = "bfloat16",
+    revision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Tell whether a model can run, what it is made of, and how large it is.
+
+    Reads config.json and the headers of the weights, never the weights: seconds for any size.
+    The exit code is 0 only if it can run (with --memory: and fits).
+
+    \b
+    [bold]Examples[/bold]
+      jaxis analyze Qwen/Qwen3-30B-A3B
+      jaxis analyze ./model --memory 80GiB
+      jaxis analyze config.json --json | jq .problems
+    """
+    with report_errors(debug=debug):
+        from rich.console import Console
+
+        from jaxis.bringup.analyze.analysis import analyze
+        from jaxis.bringup.analyze.text import analysis_text
+
+        analysis = analyze(model, memory=memory, kv_cache_dtype=kv_cache_dtype, revision=revision)
+        if as_json:
+            print(analysis.to_json())
+        else:
+            print(analysis_text(analysis, Console(highlight=False), verbose=verbose), end="")
+        if not analysis.can_run or (memory is not None and not analysis.fits):
+            raise typer.Exit(EXIT_ERROR)
+
+
+# `jaxis new-model`: starts a model family from an existing one.
+
+
+def new_model(
+    name: Annotated[str, typer.Argument(help="As its classes will begin, such as Falcon4.", show_default=False)],
+    like: Annotated[
+        str, typer.Option(metavar="FAMILY", help="Family to start from, such as qwen3.", show_default=False)
+    ],
+    debug: Debug = False,
+) -> None:
+    """Start a model family from an existing one.
+
+    To be run in a checkout of jaxis.
+    Writes the family's file and a row of its tests.
+    It is the copied family under another name, and passes that family's tests: change from there what differs.
+
+    \b
+    [bold]Example[/bold]
+      jaxis new-model Falcon4 --like qwen3
+    """
+    with report_errors(debug=debug):
+        from jaxis.bringup import new_model as bringup
+
+        made = bringup.new_model(name, like, Path())
+        note("\n".join(f"wrote {path}" for path in made.files) + f"\ncheck it with: {made.check}")
+
+
+# `jaxis verify`: whether a model computes what the reference does, and if not, which module.
+
+
+class Dtype(StrEnum):
+    """What jaxis computes in. The reference computes in float32."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+def verify(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Folder or Hub id of a checkpoint, or a config.json alone.", show_default=False
+        ),
+    ],
+    dtype: Annotated[Dtype, typer.Option(help="Data type that jaxis computes in; the reference is in float32.")] = (
+        Dtype.float32
+    ),
+    prompt_lens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...", help="Lengths of the prompts (default: 1, 17, 500 and one longer than the window)."
+        ),
+    ] = None,
+    golden: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Compare with stored reference logits, without torch.")
+    ] = None,
+    save_golden: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Store the reference's logits, for --golden elsewhere.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    revision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Compare a model with transformers: layers, logits, every path of the engine, generated tokens.
+
+    Without weights, a tiny model of the same architecture is made with random weights and compared.
+    Needs torch and transformers: pip install 'jaxis\\[verify]'.
+    Exits with 1 if anything differs, and names the first module that does.
+
+    \b
+    [bold]Examples[/bold]
+      jaxis verify ./Qwen3-0.6B
+      jaxis verify ./config.json --dtype bfloat16
+      jaxis verify ./Qwen3-0.6B --save-golden qwen3.safetensors
+      jaxis verify ./Qwen3-0.6B --golden qwen3.safetensors
+    """
+    lengths = _parse_lengths(prompt_lens)
+    if golden is not None and (save_golden is not None or lengths):
+        raise typer.BadParameter("brings its own prompts and logits: give it alone", param_hint="--golden")
+    with report_errors(debug=debug):
+        from rich.console import Console
+
+        from jaxis.bringup.verify.verify import verify as run
+
+        with Console(stderr=True).status("Starting") as status:
+            result = run(
+                model,
+                dtype=dtype.value,
+                prompt_lengths=lengths,
+                golden=golden,
+                save_golden=save_golden,
+                revision=revision,
+                on_stage=lambda stage: status.update(stage.capitalize()),
+            )
+        if as_json:
+            print(json.dumps(result.to_dict(), indent=2))
+        else:
+            _print(result)
+        if save_golden is not None:
+            note(f"{save_golden}: {save_golden.stat().st_size / 1e6:.1f} MB of reference logits")
+    if not result.passed:
+        raise typer.Exit(EXIT_ERROR)
+
+
+def _parse_lengths(text: str | None) -> list[int]:
+    if text is None:
+        return []
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise typer.BadParameter(f"{text!r} is not a list of lengths such as 1,17,500", param_hint="--prompt-lens")
+    return [int(part) for part in parts]
+
+
+def _print(result: VerifyResult) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    what = f"{result.architecture}, {result.weights}, {result.dtype}, against {result.reference}"
+    console.print(f"[bold]{escape(result.model)}[/bold]: {escape(what)}", soft_wrap=True)
+    table = Table("check", "max error", "mean KL", "max KL", "top 1", "top 10", "", box=SIMPLE)
+    for row in _rows(result):
+        table.add_row(*row)
+    console.print(table)
+    if result.layers is not None and result.layers.divergence is not None:
+        console.print("[bold red]at fault:[/bold red]", escape(str(result.layers.divergence)), soft_wrap=True)
+    verdict = "[bold green]verified[/bold green]" if result.passed else "[bold red]differs[/bold red]"
+    console.print(f"{verdict} in {result.seconds:.0f} s")
+
+
+def _rows(result: VerifyResult) -> Iterator[tuple[str, ...]]:
+    if result.layers is not None:
+        yield _layers_row(result.layers)
+    for check in result.logits:
+        yield f"logits, {check.prompt_length} tokens", *_figures(check.comparison), _mark(check.passed)
+    for path in result.paths:
+        yield f"{path.path}, {path.comparison.num_tokens} tokens", *_figures(path.comparison), _mark(path.passed)
+    yield _decode_row(result.decode)
+
+
+def _layers_row(layers: LayersCheck) -> tuple[str, ...]:
+    worst = max((module.own_error or 0.0 for module in layers.modules), default=0.0)
+    return f"layers, {layers.num_compared} modules", f"{worst:.1e}", "", "", "", "", _mark(layers.passed)
+
+
+def _decode_row(decode: DecodeCheck) -> tuple[str, ...]:
+    apart = "" if decode.margin is None else f"{decode.margin:.1e} apart"
+    return f"greedy, {decode.num_equal} of {decode.num_tokens} tokens", apart, "", "", "", "", _mark(decode.passed)
+
+
+def _figures(comparison: LogitsComparison) -> tuple[str, ...]:
+    errors = (comparison.relative_error, comparison.mean_kl_nats, comparison.max_kl_nats)
+    shares = (comparison.argmax_agreement, comparison.top_k_overlap)
+    return *(f"{error:.1e}" for error in errors), *(f"{share:.1%}" for share in shares)
+
+
+def _mark(passed: bool) -> str:
+    return "[green]ok[/green]" if passed else "[bold red]FAIL[/bold red]"
+
+
+# `jaxis report`: the bring-up checklist of a model, ticked from evidence.
+
+
+def report(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Folder or Hub id of a checkpoint, or a config.json alone.", show_default=False
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the report; made if missing.")
+    ] = Path("report"),
+    revision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Tick a model's bring-up checklist from evidence.
+
+    Analyses, verifies in float32 and bfloat16, and converts to Orbax and back.
+    Writes report.md, report.json, and report.html, one page with plots.
+    Needs torch, transformers and matplotlib: pip install 'jaxis\\[verify]'.
+    Exits with 1 if an item is not ticked.
+
+    \b
+    [bold]Examples[/bold]
+      jaxis report ./Qwen3-0.6B
+      jaxis report config.json --output qwen3-report
+    """
+    with report_errors(debug=debug):
+        from rich.console import Console
+
+        from jaxis.bringup.report.report import make_report, report_html, report_markdown
+
+        with Console(stderr=True).status("Starting") as status:
+            made = make_report(
+                model, revision=revision, on_stage=lambda stage: status.update(stage[0].upper() + stage[1:])
+            )
+            files = {
+                "report.json": made.to_json(),
+                "report.md": report_markdown(made),
+                "report.html": report_html(made),
+            }
+        write_files(output, files)
+        for item in made.items:
+            print(f"[{'x' if item.passed else ' '}] {item.title}")
+        note(f"wrote {', '.join(str(output / name) for name in files)}")
+    if not made.passed:
+        raise typer.Exit(EXIT_ERROR)

@@ -1,0 +1,138 @@
+"""What a model's programs are traced and lowered for: its arrays on a mesh, its caches, its limits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxis.engine.execution.kv_cache import CacheStruct
+from jaxis.engine.execution.model_arrays import ModelArrays
+from jaxis.engine.execution.rank_programs import RankPrograms
+from jaxis.kernels.platform import target_platform
+from jaxis.parallel.mesh import MODEL_AXIS, automatic_axes, logical_sharding
+from jaxis.parallel.stages import WHOLE, Stage
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramContext:
+    """A model, or one of its pipeline stages, on a mesh.
+
+    Programs are traced on other threads, at times when there may be no caches: from the caches' structs.
+
+    Attributes:
+      model: The model's arrays, or their structs.
+      mesh: Its devices, those of other processes included.
+      caches: The shapes and shardings of the layers' caches.
+      layer_groups: The group of each cache, in which it shares a block table; see `CachePlan`.
+      num_draft_caches: How many of the caches, the last ones, are those of the layers that draft tokens.
+      max_num_seqs: Most sequences in a step (max R).
+      vocab_size: V.
+      stage: Which part of the model this is.
+    """
+
+    model: ModelArrays
+    mesh: jax.sharding.Mesh
+    caches: Sequence[CacheStruct]
+    layer_groups: Sequence[int]
+    max_num_seqs: int
+    vocab_size: int
+    num_draft_caches: int = 0
+    stage: Stage = WHOLE
+
+    @functools.cached_property
+    def ranks(self) -> RankPrograms:
+        """Makes programs of all data ranks of the mesh from those of one."""
+        return RankPrograms(self.mesh)
+
+    @functools.cached_property
+    def num_model_caches(self) -> int:
+        """Caches of the model's own layers, which come first."""
+        return len(self.caches) - self.num_draft_caches
+
+    @property
+    def model_caches(self) -> list[CacheStruct]:
+        """The caches of the model's own layers."""
+        return list(self.caches[: self.num_model_caches])
+
+    @property
+    def draft_caches(self) -> list[CacheStruct]:
+        """The caches of the layers that draft tokens."""
+        return list(self.caches[self.num_model_caches :])
+
+    @functools.cached_property
+    def is_on_host(self) -> bool:
+        """Whether the host can read the devices' memory, as on CPU."""
+        return self.mesh.devices.flat[0].platform == "cpu"
+
+    @functools.cached_property
+    def replicated(self) -> NamedSharding:
+        """The sharding of arrays that are whole on every device."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @functools.cached_property
+    def _group_layers(self) -> dict[int, list[int]]:
+        groups: dict[int, list[int]] = {}
+        for layer, group in enumerate(self.layer_groups):
+            groups.setdefault(group, []).append(layer)
+        return groups
+
+    def layers_of_group(self, group: int) -> list[int]:
+        """The indices of a group's caches; a pipeline stage may have none of them."""
+        return self._group_layers.get(group, [])
+
+    def hidden_struct(self, num_tokens: int) -> jax.ShapeDtypeStruct:
+        """Hidden states of so many tokens of each data rank."""
+        one = self.model.hidden_states
+        return self.ranks.struct((num_tokens, *one.shape[1:]), one.dtype)
+
+    def int32(self, *shape: int) -> jax.ShapeDtypeStruct:
+        """An int32 array that is whole on every device."""
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.replicated)
+
+    def divide(self, logits: jax.Array) -> jax.Array:
+        """Inside a program: on each device its own part of the vocabulary, if it can be divided."""
+        return _constrain(logits, logical_sharding(self.mesh, (None, "vocab"), logits.shape))
+
+    def replicate(self, logits: jax.Array) -> jax.Array:
+        """Inside a program: whole rows of logits on every device, so that all devices sample the same tokens.
+
+        Each device first computes its own part of the vocabulary: told only that the result is whole, XLA would gather
+        the head's weight and let every device multiply by all of it.
+        """
+        return _constrain(self.divide(logits), self.replicated)
+
+
+def _constrain(logits: jax.Array, sharding: NamedSharding) -> jax.Array:
+    if MODEL_AXIS not in automatic_axes():
+        return logits
+    # The spec alone: what XLA divides here may be one rank's part of the mesh.
+    return jax.lax.with_sharding_constraint(logits, sharding.spec)
+
+
+def shardings_of(caches: Sequence[CacheStruct]) -> list[Any]:
+    """The sharding of each array of these caches."""
+    return jax.tree.map(lambda struct: struct.sharding, list(caches))
+
+
+def jit(function: Callable[..., Any], **options: Any) -> jax.stages.Wrapped:
+    """`jax.jit` with the compiler options of the current mesh's platform, unless other options are given."""
+    return jax.jit(function, **{"compiler_options": _compiler_options(), **options})
+
+
+def _compiler_options() -> dict[str, int | bool] | None:
+    platform = target_platform()
+    if platform == "cpu":
+        # What is rounded to bfloat16 or float16 stays rounded. Otherwise, it depends on what XLA fuses in steps of one
+        # shape and not of another.
+        return {"xla_allow_excess_precision": False}
+    if platform != "gpu":
+        return None
+    # XLA would compute the products of one input with several small weights as one product, of weights that each step
+    # first copies into one: those of queries, keys and values, of a feed-forward's halves, of a router.
+    return {"xla_gpu_dot_merger_threshold_mb": 0}

@@ -1,0 +1,78 @@
+"""The logits of one sequence, computed whole or as prompts are served, by an idle engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as AbstractSequence
+
+import numpy as np
+
+from jaxis.engine.engine import LLMEngine
+from jaxis.engine.execution.runner import Runner
+from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
+from jaxis.engine.scheduling.scheduler import Scheduler
+from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
+from jaxis.engine.scheduling.sequence import Sequence, SequenceId
+from jaxis.sampling_params import SamplingParams
+
+
+def compute_logits(engine: LLMEngine, token_ids: AbstractSequence[int], *, paged: bool) -> np.ndarray:
+    """Logits float32 [T, V] of every position of one sequence.
+
+    Args:
+      engine: Computes them.
+      token_ids: T tokens.
+      paged: Run through the KV cache in chunks, as prompts are served; otherwise the whole sequence at once without a
+        cache.
+
+    Raises:
+      RequestError: No tokens, an unknown one, or too many for the cache.
+      EngineError: Requests are running.
+    """
+    checked = engine.check_alone(token_ids)
+    if not paged:
+        return engine.runner.whole_logits(checked)
+    chunk = engine.vllm_config.scheduler_config.max_num_batched_tokens
+    try:
+        return _paged_logits(engine.runner, engine.scheduler, checked, chunk)
+    except BaseException:
+        engine.reset()  # the caches were donated to the step, which may have invalidated them
+        raise
+
+
+def iterate_logits(engine: LLMEngine, token_ids: AbstractSequence[int]) -> Iterator[np.ndarray]:
+    """As `compute_logits` without a cache, a few rows of [T, V] at a time.
+
+    Raises:
+      RequestError, EngineError: See `compute_logits`.
+    """
+    return engine.runner.iterate_whole_logits(engine.check_alone(token_ids))
+
+
+def _paged_logits(
+    runner: Runner, scheduler: Scheduler | DataRanksScheduler, token_ids: list[int], chunk: int
+) -> np.ndarray:
+    """Logits float32 [T, V] of every position of a sequence, through the KV cache in chunks.
+
+    Args:
+      runner: Runs the steps.
+      scheduler: Of an idle engine; its first data rank lends the blocks.
+      token_ids: T tokens.
+      chunk: Most tokens of a step.
+    """
+    sequence = Sequence(SequenceId(""), token_ids, SamplingParams(), frozenset(), len(token_ids), arrival=0)
+    blocks = scheduler.ranks[0].block_manager
+    logits = []
+    for start in range(0, len(token_ids), chunk):
+        sequence.num_computed_tokens = start
+        stop = min(start + chunk, len(token_ids))
+        blocks.begin_step()
+        blocks.allocate(sequence, stop)
+        state = blocks.state_step(sequence, start, stop)
+        entry = ScheduledSequence(sequence, start, stop - start, samples=False, state=state)
+        output = SchedulerOutput((entry,), 0, (), blocks.connector.take_moves())
+        output = scheduler.on_first_rank(output)
+        logits.append(runner.paged_logits(output))
+        runner.connector.step_read(output)
+    blocks.free(sequence)
+    return np.concatenate(logits)

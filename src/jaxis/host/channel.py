@@ -1,0 +1,178 @@
+"""Messages between processes: MessagePack of fixed types, no pickle, each after its length, on a stream socket.
+
+A frame is the length of its data in 8 bytes, little-endian, and the data. The server and its engine, the hosts of a
+group, and engines that hand over blocks all speak in such frames; each has types of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+
+Message = TypeVar("Message")
+
+RECEIVE_BYTES = 1 << 18
+_LENGTH = struct.Struct("<Q")
+# A machine that has gone without a word (no power, no network) is noticed by the system after about 15 seconds.
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5, "TCP_USER_TIMEOUT": 15_000}
+_encoder = msgspec.msgpack.Encoder()
+
+
+class FrameTooLargeError(ValueError):
+    """A message claims to be longer than any can be: the sender is not what it should be."""
+
+
+class ChannelClosedError(ConnectionError):
+    """The other side has ended, cannot be reached, or does not speak this protocol."""
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """A message as MessagePack."""
+    return _encoder.encode(message)
+
+
+def to_frame(message: msgspec.Struct) -> bytes:
+    """A message with its length before it."""
+    data = _encoder.encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+class MessageReader(Generic[Message]):
+    """Splits what a socket receives into messages.
+
+    Attributes:
+      max_bytes: Of a message; None for a sender that is trusted.
+
+    Args:
+      decoder: Of the types that may come.
+      max_bytes: See above.
+    """
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[Message], max_bytes: int | None = None) -> None:
+        self._decoder, self._buffer = decoder, bytearray()
+        self.max_bytes = max_bytes
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Each message that is complete now.
+
+        Raises:
+          FrameTooLargeError: A message is longer than `max_bytes`; nothing of it is kept.
+          msgspec.DecodeError: Data is no message of these types.
+        """
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            if self.max_bytes is not None and length > self.max_bytes:
+                self._buffer.clear()
+                raise FrameTooLargeError(f"a message of {length} bytes; at most {self.max_bytes} are taken")
+            stop = start + _LENGTH.size + length
+            if len(self._buffer) < stop:
+                break
+            yield self._decoder.decode(bytes(memoryview(self._buffer)[start + _LENGTH.size : stop]))
+            start = stop
+        del self._buffer[:start]
+
+
+class Channel(Generic[Message]):
+    """Sends and receives whole messages, in order. Several threads may send, one receives.
+
+    Args:
+      connection: Connected, with TLS or without.
+      decoder: Of the types that may come.
+      max_bytes: Of a message that is received.
+    """
+
+    def __init__(self, connection: socket.socket, decoder: msgspec.msgpack.Decoder[Message], max_bytes: int) -> None:
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE.items():
+            if hasattr(socket, name):  # not on every system
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._connection = connection
+        self._reader, self._received = MessageReader(decoder, max_bytes), deque[Message]()
+        self._lock = threading.Lock()
+
+    def send(self, message: msgspec.Struct, timeout_seconds: float | None = None) -> None:
+        """Sends a message.
+
+        Args:
+          message: Of a type that the other side takes.
+          timeout_seconds: How long that may take, for channels of one thread; None is any time.
+
+        Raises:
+          TimeoutError: It took longer; the channel is of no more use.
+          ChannelClosedError: The other side has ended.
+        """
+        self.send_data(to_frame(message), timeout_seconds)
+
+    def send_data(self, data: bytes, timeout_seconds: float | None = None) -> None:
+        """As `send`, of a message that is a frame already."""
+        try:
+            with self._lock:
+                if timeout_seconds is not None:
+                    self._connection.settimeout(timeout_seconds)
+                self._connection.sendall(data)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from None
+
+    def receive(self, timeout_seconds: float | None = None) -> Message:
+        """The next message.
+
+        Args:
+          timeout_seconds: How long that may take; None is any time.
+
+        Raises:
+          TimeoutError: It has not arrived in time; what came of it is kept for the next call.
+          ChannelClosedError: No more messages will come.
+        """
+        end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        try:
+            while not self._received:
+                if end is not None:
+                    if (left := end - time.monotonic()) <= 0:
+                        raise TimeoutError("timed out")
+                    self._connection.settimeout(left)
+                data = self._connection.recv(RECEIVE_BYTES)
+                if not data:
+                    raise ChannelClosedError("the connection was closed")
+                self._received.extend(self._reader.feed(data))
+        except (TimeoutError, ChannelClosedError):
+            raise
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from None
+        except FrameTooLargeError as error:
+            raise ChannelClosedError(str(error)) from None
+        except ValueError as error:  # msgspec's errors are ValueErrors
+            raise ChannelClosedError(f"a message of another protocol ({error})") from None
+        finally:
+            if end is not None:
+                with contextlib.suppress(OSError):  # it was closed
+                    self._connection.settimeout(None)
+        return self._received.popleft()
+
+    def admit(self, max_bytes: int) -> None:
+        """Receives messages of up to so many bytes from now on: the other side belongs here."""
+        self._reader.max_bytes = max_bytes
+
+    def finish(self) -> None:
+        """Ends what is sent; what was sent before still arrives."""
+        with contextlib.suppress(OSError):  # it was closed
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Ends the connection: a receiver on either side wakes up."""
+        with contextlib.suppress(OSError):  # it was closed
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()

@@ -1,0 +1,336 @@
+"""PackedWeight: a weight packed for the native kernels on CPU, and the products with it.
+
+The layout is described in native/src/matmul.h. Packed weights are for inference only: their products have no
+derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax.typing import DTypeLike
+
+from jaxis.kernels import native
+from jaxis.kernels.host_threads import for_each_part
+from jaxis.kernels.native_constants import ACTIVATIONS, MAX_MATRICES, PANEL_ROWS
+from jaxis.kernels.weights import quantize_native
+from jaxis.kernels.weights.packed_format import GROUP_SIZES, PackedFormat, PanelSources
+from jaxis.kernels.weights.scheme import BITS, NOT_FINITE, WeightScheme, check_quantizable
+from jaxis.kernels.weights.weight import Allocate, ExpertStacks, Weight, WeightValue
+
+_BYTES_PER_TASK = 1 << 20
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PackedWeight(Weight):
+    """A weight [out, in], or a stack of weights.
+
+    Attributes:
+      data: uint8 [..., panels, panel's bytes]: 32 rows a panel.
+      out_size: Rows of each weight.
+      format: What weights must share to be multiplied in one kernel call.
+    """
+
+    data: jax.Array | np.ndarray
+    out_size: int = field(metadata={"static": True})
+    format: PackedFormat = field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.data.shape[:-2], self.out_size, self.format.in_size)
+
+    @property
+    def storage(self) -> str:
+        if not self.format.bits:
+            return self.format.qtype
+        return f"int{self.format.bits}" if self.format.levels is None else f"{self.format.bits}-bit"
+
+    @property
+    def is_packed(self) -> bool:
+        return True
+
+    @property
+    def quantizes_input(self) -> bool:
+        return self.format.act_qtype is not None
+
+    def matmul(self, x: jax.Array, preferred_element_type: DTypeLike | None = None) -> jax.Array:
+        (y,) = matmul(x.astype(jnp.float32), [self], act_qtype=self.format.act_qtype)
+        return y.astype(preferred_element_type or x.dtype)
+
+    def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
+        return self.lookup(jnp.arange(self.out_size, dtype=jnp.int32), dtype)
+
+    def lookup(self, ids: jax.Array, dtype: DTypeLike) -> jax.Array:
+        output = jax.ShapeDtypeStruct((*ids.shape, self.format.in_size), jnp.float32)
+        operands, size = (ids, self.data), np.int64(self.out_size)
+        return native.call("packed_rows", output, *operands, n=size, format=self.format.encode()).astype(dtype)
+
+    def take_rows(self, rows: np.ndarray) -> Self:
+        raise TypeError("rows of a packed weight cannot be taken one by one")
+
+    def pack(self, dtype: DTypeLike = jnp.float32, allocate: Allocate | None = None) -> Self:
+        return self
+
+    def fused_matmul(self, x: jax.Array, weights: Sequence[PackedWeight]) -> list[jax.Array] | None:
+        if len(weights) > MAX_MATRICES or len({weight.format for weight in weights}) != 1:
+            return None
+        results = matmul(x.astype(jnp.float32), weights, act_qtype=self.format.act_qtype)
+        return [y.astype(x.dtype) for y in results]
+
+    def gated_matmul(self, x: jax.Array, up: PackedWeight, activation: str) -> jax.Array | None:
+        if self.format != up.format or self.shape != up.shape:
+            return None
+        (y,) = matmul(x.astype(jnp.float32), [self, up], act_qtype=self.format.act_qtype, activation=activation)
+        return y.astype(x.dtype)
+
+    def head_matmul(self, x: jax.Array) -> jax.Array:
+        output = jax.ShapeDtypeStruct((*x.shape[:2], self.out_size), jnp.float32)
+        operands = x.astype(jnp.float32), self.data
+        return native.call("head_matmul", output, *operands, format=self.format.encode()).astype(x.dtype)
+
+    def experts(
+        self, x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks
+    ) -> jax.Array:
+        num_tokens, k = expert_ids.shape
+        inputs = x.astype(jnp.float32)
+        if stacks.scales_input:
+            # One row per slot with its weight applied, so that the kernel needs no special case.
+            inputs = (inputs[:, None] * expert_weights[:, :, None]).reshape(num_tokens * k, -1)
+            expert_ids, expert_weights = expert_ids.reshape(-1, 1), jnp.ones((num_tokens * k, 1), jnp.float32)
+        gate, down, unit = stacks.gate, stacks.down, stacks.gated_unit.kernel_arguments
+        biases = [stacks.gate_bias, stacks.up_bias, stacks.down_bias]
+        if gate is None:  # the kernel does not read it
+            gate, biases[0] = self, stacks.up_bias
+        assert isinstance(gate, PackedWeight)
+        assert isinstance(down, PackedWeight)
+        assert unit is not None
+        biases = [bias.astype(jnp.float32) for bias in biases if bias is not None]
+        act_qtype = gate.format.act_qtype
+        y = experts(inputs, expert_ids, expert_weights, gate, self, down, biases, act_qtype=act_qtype, **unit)
+        if stacks.scales_input:
+            y = y.reshape(num_tokens, k, -1).sum(1)
+        return y.astype(x.dtype)
+
+
+def can_pack_experts(examples: Sequence[WeightValue]) -> bool:
+    """Whether the kernel of a layer of experts takes stacks of such weights, each packed as far as it can be.
+
+    It quantizes the input of all their products, or of none.
+    """
+    packed = [example for example in examples if isinstance(example, PackedWeight)]
+    return len(packed) == len(examples) and len({example.format.act_qtype for example in packed}) == 1
+
+
+def pack(weight: np.ndarray, allocate: Allocate | None = None) -> PackedWeight:
+    """Packs a weight [out, in]: bfloat16 stays so, every other type becomes float32.
+
+    Args:
+      weight: The weight.
+      allocate: Allocates the memory, which becomes the result's data as it is. None allocates new memory and wraps it
+        in a JAX array.
+    """
+    qtype = "bfloat16" if weight.dtype == ml_dtypes.bfloat16 else "float32"
+    if qtype == "float32":
+        weight = weight.astype(np.float32, copy=False)
+    rows, columns = weight.shape
+    return pack_panels(rows, PackedFormat(qtype, columns), PanelSources(weight), allocate)
+
+
+def quantize_and_pack(
+    weight: np.ndarray, scheme: WeightScheme, allocate: Allocate | None = None
+) -> PackedWeight | None:
+    """`quantize(weight, scheme).pack(allocate=allocate)`, in one pass over the weight.
+
+    Returns None if the kernels do not take the weight, or no native code can quantize it.
+
+    Raises:
+      ValueError: See `quantize`.
+    """
+    in_size, qtype = weight.shape[1], scheme.weight_qtype
+    check_quantizable(in_size, scheme)
+    is_whole_row = scheme.group_size is None and qtype == "int8"
+    is_grouped = scheme.group_size in GROUP_SIZES and scheme.group_size < in_size
+    if not (is_whole_row or is_grouped) or weight.size == 0 or not quantize_native.usable(weight):
+        return None
+    weight_format = _format_of(in_size, scheme)
+    panels = _empty_panels(len(weight), weight_format, allocate)
+    if not quantize_native.quantize_panels(weight, scheme, panels, PANEL_ROWS):
+        raise ValueError(NOT_FINITE)
+    return PackedWeight(panels if allocate is not None else device_array(panels), len(weight), weight_format)
+
+
+def _format_of(in_size: int, scheme: WeightScheme) -> PackedFormat:
+    """The format of weights that `quantize_and_pack` makes; native/src/quantize.cc has the same."""
+    if scheme.group_size is None:
+        return PackedFormat("int8", in_size, act_qtype=scheme.act_qtype)
+    bits, method = BITS[scheme.weight_qtype], scheme.weight_calibration_method
+    has_units = bits == 8 or method == "affine"
+    return PackedFormat(
+        "codes",
+        in_size,
+        scheme.group_size,
+        bits=bits,
+        offset=0 if method in ("minmax", "affine") else 1 << (bits - 1),
+        scale="uint8" if has_units else "bfloat16",
+        minimum="int8" if method == "affine" else "none",
+        has_zero_points=method == "minmax",
+        super_scale="float32" if has_units else "none",
+        super_block=in_size if has_units else 0,
+        act_qtype=scheme.act_qtype,
+    )
+
+
+def pack_panels(
+    rows: int, weight_format: PackedFormat, sources: PanelSources, allocate: Allocate | None
+) -> PackedWeight:
+    """Packs a weight of so many rows in this format; for `allocate`, see `Weight.pack`."""
+    library = native.library()
+    assert library is not None
+    packed = _empty_panels(rows, weight_format, allocate)
+    num_panels, panel_bytes = packed.shape
+    arrays = (
+        sources.data,
+        sources.scale,
+        sources.high,
+        sources.zero_point,
+        sources.minimum,
+        sources.super_scale,
+        sources.super_minimum,
+    )
+    # Held in a variable, so that copies by ascontiguousarray live until they are packed.
+    contiguous = [None if a is None else np.ascontiguousarray(a) for a in arrays]
+    pointers = [None if a is None else a.ctypes.data for a in contiguous]
+    is_signed = sources.bits > 0 and sources.data.dtype == np.int8
+    encoded = weight_format.encode()
+
+    def pack_range(first: int, last: int) -> None:
+        is_packed = library.jaxis_pack(
+            encoded.ctypes.data,
+            encoded.size,
+            rows,
+            weight_format.in_size,
+            sources.bits,
+            is_signed,
+            *pointers,
+            packed.ctypes.data,
+            first,
+            last,
+        )
+        assert is_packed  # a panel size implies that the kernel can pack
+
+    for_each_part(pack_range, num_panels, max(1, _BYTES_PER_TASK // panel_bytes))
+    return PackedWeight(packed if allocate is not None else device_array(packed), rows, weight_format)
+
+
+def matmul(
+    x: jax.Array, weights: Sequence[PackedWeight], *, act_qtype: str | None = None, activation: str | None = None
+) -> list[jax.Array]:
+    """Products of one x with up to four weights of the same format; x is read (and quantized) once.
+
+    Args:
+      x: float32 [..., in].
+      weights: Each of [out, in].
+      act_qtype: "int8" quantizes x dynamically, as in `quantized_matmul`; None does not.
+      activation: "silu" or "gelu_tanh": the only result is `activation(x w0^T) * (x w1^T)`.
+
+    Returns:
+      float32 [..., out] for each.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    sizes = [weight.out_size for weight in weights]
+    outputs = [jax.ShapeDtypeStruct((rows.shape[0], size), jnp.float32) for size in sizes]
+    results = native.call(
+        "matmul",
+        outputs if activation is None else outputs[:1],
+        rows,
+        *(weight.data for weight in weights),
+        n=np.asarray(sizes, np.int64),
+        quantize_activations=act_qtype is not None,
+        activation=np.int32(ACTIVATIONS[activation or "none"]),
+        format=weights[0].format.encode(),
+    )
+    return [result.reshape(*x.shape[:-1], result.shape[-1]) for result in results]
+
+
+def experts(
+    x: jax.Array,
+    expert_ids: jax.Array,
+    expert_weights: jax.Array,
+    gate: PackedWeight,
+    up: PackedWeight,
+    down: PackedWeight,
+    biases: Sequence[jax.Array] = (),
+    *,
+    activation: str,
+    alpha: float = 0.0,
+    limit: float = 0.0,
+    act_qtype: str | None = None,
+) -> jax.Array:
+    """Sum over each token's slots of `weight * down(activation(gate(x), up(x)))`, with the slot's expert.
+
+    Reads each used expert's weights once, and no others. Results are batch-invariant, bit for bit: a token's slots are
+    summed in the order of their experts.
+
+    Args:
+      x: float32 [T, E].
+      expert_ids: i32 [T, k]; ids outside [0, X) contribute nothing.
+      expert_weights: float32 [T, k].
+      gate: Stack of X weights [F, E].
+      up: Stack of X weights [F, E].
+      down: Stack of X weights [E, F].
+      biases: float32 biases of gate [X, F], up [X, F] and down [X, E]; empty for none.
+      activation: "silu" or "gelu_tanh", applied to the gate, which is then multiplied by up; or "clamped_swiglu":
+        `g * sigmoid(alpha * g) * (clip(up, -limit, limit) + 1)` with `g = min(gate, limit)`; or "capped_swiglu":
+        `min(silu(gate), limit) * clip(up, -limit, limit)`; or "relu2", `max(up, 0) ** 2`, for which `gate` is not
+        read: it may be `up`.
+      alpha: Parameter of "clamped_swiglu".
+      limit: Parameter of "clamped_swiglu" and "capped_swiglu".
+      act_qtype: "int8" quantizes the inputs of the products dynamically, as for `quantized_matmul`; None does not.
+
+    Returns:
+      float32 [T, E].
+    """
+    return native.call(
+        "experts",
+        jax.ShapeDtypeStruct(x.shape, jnp.float32),
+        x,
+        expert_ids,
+        expert_weights,
+        gate.data,
+        up.data,
+        down.data,
+        *biases,
+        gate_format=gate.format.encode(),
+        up_format=up.format.encode(),
+        down_format=down.format.encode(),
+        num_experts=np.int64(len(gate.data)),
+        hidden_size=np.int64(gate.out_size),
+        quantize_activations=act_qtype is not None,
+        activation=np.int32(ACTIVATIONS[activation]),
+        alpha=np.float32(alpha),
+        limit=np.float32(limit),
+    )
+
+
+def device_array(packed: np.ndarray) -> jax.Array:
+    """Packed panels as a JAX array that shares their memory."""
+    # Without may_alias, JAX would copy the data into small pages.
+    return jax.device_put(packed, may_alias=True)
+
+
+def _empty_panels(rows: int, weight_format: PackedFormat, allocate: Allocate | None) -> np.ndarray:
+    library = native.library()
+    assert library is not None
+    encoded = weight_format.encode()
+    panel_bytes = library.jaxis_panel_bytes(encoded.ctypes.data, encoded.size, weight_format.in_size)
+    if panel_bytes < 0:
+        raise ValueError(f"no kernel takes weights of the format {weight_format}")
+    num_panels = -(-rows // PANEL_ROWS)
+    return (allocate or native.empty_pages)((num_panels, panel_bytes))

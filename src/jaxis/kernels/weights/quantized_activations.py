@@ -1,0 +1,40 @@
+"""Activations quantized to int8 while a program runs, in groups of features."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxis.kernels.native_constants import ACTIVATION_GROUP
+
+
+def quantize_activations(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """x [..., in] -> int8 [..., in], and scales and midpoints, float32 [..., ceil(in / ACTIVATION_GROUP)].
+
+    x ~ scale * q + midpoint. Of each group of ACTIVATION_GROUP features (the last may be shorter) the midpoint is
+    (max + min) / 2, the scale (max - min) / 254, and q round-half-even((x - midpoint) / scale), from -127 to 127; 0
+    where all features of a group are equal.
+    """
+    x = x.astype(jnp.float32)
+    missing = -x.shape[-1] % ACTIVATION_GROUP
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], mode="edge" if x.shape[-1] else "constant")
+    grouped = padded.reshape(*x.shape[:-1], -1, ACTIVATION_GROUP)
+    highest, lowest = jnp.max(grouped, axis=-1), jnp.min(grouped, axis=-1)
+    midpoint, scale = (highest + lowest) * 0.5, divide(highest - lowest, 254)
+    q = (grouped - midpoint[..., None]) / jnp.where(scale > 0, scale, 1)[..., None]
+    # Where the range is a few units in the last place the midpoint is off by a part of it.
+    q = jnp.where(scale[..., None] > 0, jnp.clip(jnp.rint(q), -127, 127), 0)
+    return q.astype(jnp.int8).reshape(padded.shape)[..., : x.shape[-1]], scale, midpoint
+
+
+def round_activations(x: jax.Array, dtype: DTypeLike | None = None) -> jax.Array:
+    """x [..., in] quantized and dequantized again, in `dtype`, or else its own type."""
+    q, scale, midpoint = (a.astype(jnp.float32) for a in quantize_activations(x))
+    wide = [jnp.repeat(a, ACTIVATION_GROUP, axis=-1)[..., : x.shape[-1]] for a in (scale, midpoint)]
+    return (q * wide[0] + wide[1]).astype(dtype or x.dtype)
+
+
+def divide(x: jax.Array, divisor: float) -> jax.Array:
+    """x / divisor, correctly rounded: XLA would multiply by a constant's reciprocal, which rounds once more."""
+    return x / jax.lax.optimization_barrier(jnp.full_like(x, divisor))

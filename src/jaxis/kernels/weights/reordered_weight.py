@@ -1,0 +1,73 @@
+"""ReorderedWeight: a weight whose columns are in another order than the features that they multiply."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jaxis.kernels.weights import functions
+from jaxis.kernels.weights.weight import Allocate, Weight
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ReorderedWeight(Weight):
+    """A weight [..., out, in] that `weight` stands for when its columns are put back into the order of the features.
+
+    GPTQ with act-order quantizes columns by their importance: columns of one group are neighbours in that order only.
+
+    Attributes:
+      weight: Stands for [..., out, in]; its column i multiplies feature `input_order[i]`.
+      input_order: int32 [..., 1, in], a permutation. It has as many axes as the other arrays of a weight, so that it is
+        stacked and placed like them.
+    """
+
+    weight: Weight
+    input_order: jax.Array | np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weight.shape
+
+    @property
+    def storage(self) -> str:
+        return self.weight.storage
+
+    @property
+    def is_packed(self) -> bool:
+        return self.weight.is_packed
+
+    @property
+    def column_major_arrays(self) -> frozenset[str]:
+        return self.weight.column_major_arrays
+
+    def matmul(self, x: jax.Array, preferred_element_type: DTypeLike | None = None) -> jax.Array:
+        reordered = jnp.take(x, jnp.asarray(self.input_order)[0], axis=-1)
+        return functions.matmul(reordered, self.weight, preferred_element_type=preferred_element_type)
+
+    def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
+        return self._in_order(self.weight.dequantize(dtype))
+
+    def lookup(self, ids: jax.Array, dtype: DTypeLike) -> jax.Array:
+        return self._in_order(self.weight.lookup(ids, dtype))
+
+    def take_rows(self, rows: np.ndarray) -> Self:
+        return dataclasses.replace(self, weight=self.weight.take_rows(rows))
+
+    def with_quantized_input(self, act_qtype: str) -> Self:
+        return dataclasses.replace(self, weight=self.weight.with_quantized_input(act_qtype))
+
+    def pack(self, dtype: DTypeLike = jnp.float32, allocate: Allocate | None = None) -> Self | None:
+        packed = self.weight.pack(dtype, allocate)
+        return None if packed is None else dataclasses.replace(self, weight=packed)
+
+    def _in_order(self, columns: jax.Array) -> jax.Array:
+        """[..., rows, in] in the order of the weight's columns -> in that of the features."""
+        places = jnp.argsort(jnp.asarray(self.input_order), axis=-1)
+        return jnp.take_along_axis(columns, places, axis=-1)

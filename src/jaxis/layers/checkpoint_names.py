@@ -1,0 +1,57 @@
+"""What checkpoints call modules and tensors, and what jaxis calls them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from flax import nnx
+
+Rename = tuple[str, str]
+"""(A name in checkpoints, the name here): whole components of dotted names, such as ("mlp.router.gate", "mlp.gate")."""
+
+
+@dataclass(frozen=True)
+class CheckpointNames:
+    """A family's table of renames, read both ways. What no rename is about has the same name on both sides.
+
+    Attributes:
+      renames: Are applied to a checkpoint's names one after the other, and to names here backwards. They leave a name
+        that is already the one here as it is.
+      other_names: Applied before those, to a checkpoint's names only: what some of a family's files say otherwise.
+    """
+
+    renames: Sequence[Rename] = ()
+    other_names: Sequence[Rename] = ()
+
+    def name_here(self, name_in_checkpoint: str) -> str:
+        """The name here of a checkpoint's module or tensor."""
+        return _renamed(name_in_checkpoint, self._forwards)
+
+    def name_in_checkpoint(self, name: str) -> str:
+        """A checkpoint's name of a module or tensor here."""
+        return _renamed(name, self._backwards)
+
+    # Made once: a checkpoint may have tens of thousands of tensors.
+    @functools.cached_property
+    def _forwards(self) -> list[Rename]:
+        return [(f".{old}.", f".{new}.") for old, new in (*self.other_names, *self.renames)]
+
+    @functools.cached_property
+    def _backwards(self) -> list[Rename]:
+        return [(f".{new}.", f".{old}.") for old, new in reversed(self.renames)]
+
+
+def _renamed(name: str, renames: Iterable[Rename]) -> str:
+    """The name after all renames, whose pairs begin and end with a dot."""
+    dotted = f".{name}."
+    for old, new in renames:
+        dotted = dotted.replace(old, new)
+    return dotted[1:-1]
+
+
+def checkpoint_names_of(model: nnx.Module) -> CheckpointNames:
+    """A model's table; an empty one for classes that have the names of their checkpoints."""
+    names = getattr(model, "checkpoint_names", None)
+    return names if isinstance(names, CheckpointNames) else CheckpointNames()

@@ -1,0 +1,278 @@
+"""What the turns of /v1/messages hold: content blocks, the text that a model gets to see of them, and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from jaxis.server.http.body import LenientModel, tag_by_type, type_of
+
+_NO_IMAGES = "this model does not support image input: send text"
+
+
+class ContentBlock(LenientModel):
+    """A part of a turn.
+
+    Attributes:
+      cache_control: Accepted without effect: every prefix is cached by itself.
+    """
+
+    cache_control: Any = None
+
+
+class TextBlock(ContentBlock):
+    """Text. `citations` of an answer come back with it, and are not shown to the model."""
+
+    type: Literal["text"]
+    text: str
+    citations: Any = None
+
+
+class TextSource(LenientModel):
+    """A document's text."""
+
+    type: Literal["text"]
+    data: str
+    media_type: Literal["text/plain"] | None = None
+
+
+class BlocksSource(LenientModel):
+    """A document that is made of text blocks."""
+
+    type: Literal["content"]
+    content: str | list[TextBlock]
+
+
+def _check_source(value: object) -> object:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind not in ("text", "content"):
+        raise ValueError(f"a document's source is text or content here, not {kind[:40]!r}: send its text")
+    return value
+
+
+class DocumentBlock(ContentBlock):
+    """A document, as text; no file and no address is read."""
+
+    type: Literal["document"]
+    source: Annotated[
+        Annotated[TextSource, Tag("TextSource")] | Annotated[BlocksSource, Tag("BlocksSource")],
+        Discriminator(tag_by_type({"text": "TextSource", "content": "BlocksSource"})),
+        BeforeValidator(_check_source),
+    ]
+    title: str | None = None
+    context: str | None = None
+    citations: Any = None
+
+
+class SearchResultBlock(ContentBlock):
+    """What a search of the client found."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: list[TextBlock]
+    citations: Any = None
+
+
+class ToolReferenceBlock(ContentBlock):
+    """A tool that the model may call from here on, in the result of the tool that found it."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+class ToolResultBlock(ContentBlock):
+    """What a call returned.
+
+    Attributes:
+      tool_use_id: The call's.
+      content: A string, or blocks (`ResultBlock`).
+      is_error: The call failed; the text says how.
+    """
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[ResultBlock] | None = None
+    is_error: bool | None = None
+    caller: Any = None
+
+
+class ThinkingBlock(ContentBlock):
+    """The model's reasoning, as it was sent. Signatures are not checked."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(ContentBlock):
+    """Another server's encrypted reasoning: left out."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(ContentBlock):
+    """A call that the model made."""
+
+    type: Literal["tool_use"]
+    id: Annotated[str, Field(min_length=1, max_length=512)]
+    name: str
+    input: dict[str, Any]
+    caller: Any = None
+    toolset_name: Any = None
+
+
+class ToolDefinition(LenientModel):
+    """A tool of the client; Anthropic's own, which have a dated type, are left out.
+
+    Attributes:
+      type: Absent or "custom" for a function.
+      name: As in `FunctionDefinition`.
+      input_schema: JSON schema of an object with the arguments.
+      defer_loading: The model learns of the tool from a message, not from the list of tools.
+      cache_control, strict, eager_input_streaming, input_examples, allowed_callers: Accepted without effect.
+    """
+
+    type: str | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    defer_loading: bool | None = None
+    strict: bool | None = None
+    cache_control: Any = None
+    eager_input_streaming: Any = None
+    input_examples: Any = None
+    allowed_callers: Any = None
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a function of the client."""
+        return self.type in (None, "custom")
+
+    @model_validator(mode="after")
+    def _has_a_schema(self) -> ToolDefinition:
+        if self.is_function and self.input_schema is None:
+            raise ValueError("input_schema is missing: send the JSON schema of the tool's arguments")
+        return self
+
+
+class ToolReference(LenientModel):
+    """A tool by its name."""
+
+    type: Literal["tool_reference"]
+    name: str
+
+
+class InlineTool(LenientModel):
+    """A tool that is defined in the middle of a conversation."""
+
+    type: Literal["tool_definition"]
+    definition: ToolDefinition
+
+
+ChangedTool = Annotated[
+    Annotated[ToolReference, Tag("ToolReference")] | Annotated[InlineTool, Tag("InlineTool")],
+    Discriminator(
+        tag_by_type({"tool_reference": "ToolReference", "tool_definition": "InlineTool"}),
+        custom_error_type="unknown_tool",
+        custom_error_message="expected a tool_reference or a tool_definition; other tools are not supported",
+    ),
+]
+
+
+class ToolAdditionBlock(ContentBlock):
+    """A tool that the model may call from here on."""
+
+    type: Literal["tool_addition"]
+    tool: ChangedTool
+
+
+class ToolRemovalBlock(ContentBlock):
+    """A tool that the model shall not call any more."""
+
+    type: Literal["tool_removal"]
+    tool: ToolReference
+
+
+_TYPES_OF_ROLE = {
+    "user": ("text", "document", "search_result", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text", "tool_addition", "tool_removal"),
+}
+_TYPES_OF_RESULT = ("text", "document", "search_result", "tool_reference")
+_TYPES = tuple(dict.fromkeys(kind for kinds in _TYPES_OF_ROLE.values() for kind in kinds))
+_TAGS = {kind: kind.title().replace("_", "") + "Block" for kind in (*_TYPES, *_TYPES_OF_RESULT)}
+
+
+def _known(types: Sequence[str]) -> Callable[[object], object]:
+    """Refuses a block of another type, by name; pydantic would name the function that finds the type."""
+
+    def check(value: object) -> object:
+        kind = type_of(value)
+        if kind == "image":
+            raise ValueError(_NO_IMAGES)
+        if kind not in types:
+            shown = repr(kind)[:80]
+            raise ValueError(f"the block type {shown} is not supported here; known: {', '.join(types)}")
+        return value
+
+    return check
+
+
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("TextBlock")]
+    | Annotated[DocumentBlock, Tag("DocumentBlock")]
+    | Annotated[SearchResultBlock, Tag("SearchResultBlock")]
+    | Annotated[ToolReferenceBlock, Tag("ToolReferenceBlock")],
+    Discriminator(tag_by_type(_TAGS)),
+    BeforeValidator(_known(_TYPES_OF_RESULT)),
+]
+Block = Annotated[
+    Annotated[TextBlock, Tag("TextBlock")]
+    | Annotated[DocumentBlock, Tag("DocumentBlock")]
+    | Annotated[SearchResultBlock, Tag("SearchResultBlock")]
+    | Annotated[ToolResultBlock, Tag("ToolResultBlock")]
+    | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
+    | Annotated[RedactedThinkingBlock, Tag("RedactedThinkingBlock")]
+    | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
+    | Annotated[ToolAdditionBlock, Tag("ToolAdditionBlock")]
+    | Annotated[ToolRemovalBlock, Tag("ToolRemovalBlock")],
+    Discriminator(tag_by_type(_TAGS)),
+    BeforeValidator(_known(_TYPES)),
+]
+ToolResultBlock.model_rebuild()
+
+
+def check_role(role: str, blocks: Iterable[Any]) -> None:
+    """Raises ValueError if a block (`Block`) is not of those that a message of this role holds."""
+    for index, block in enumerate(blocks):
+        if block.type not in _TYPES_OF_ROLE[role]:
+            raise ValueError(f"content[{index}] is a {block.type} block, which a message of role {role!r} cannot hold")
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Texts of blocks as one string, each on lines of its own."""
+    text = ""
+    for part in texts:
+        text += "\n" if text and part and not text.endswith("\n") else ""
+        text += part
+    return text
+
+
+def text_of(block: TextBlock | DocumentBlock | SearchResultBlock) -> str:
+    """A block as text."""
+    match block:
+        case TextBlock():
+            return block.text
+        case SearchResultBlock():
+            return joined([block.title, block.source, *(part.text for part in block.content)])
+        case DocumentBlock(source=TextSource(data=data)):
+            body = data
+        case DocumentBlock(source=BlocksSource(content=str(content))):
+            body = content
+        case DocumentBlock(source=BlocksSource(content=list(parts))):
+            body = joined(part.text for part in parts)
+    return joined([block.title or "", block.context or "", body])

@@ -1,0 +1,185 @@
+"""From the body of /v1/messages to a generation job."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from jaxis.errors import ContextLengthError, RequestError
+from jaxis.host.logs import current_request_id
+from jaxis.server.anthropic.message_blocks import InlineTool, ToolAdditionBlock, ToolDefinition
+from jaxis.server.anthropic.message_schema import (
+    AnyChoice,
+    CountTokensRequest,
+    MessagesRequest,
+    NamedChoice,
+    NoChoice,
+    ThinkingOff,
+    ThinkingOn,
+)
+from jaxis.server.anthropic.message_turns import system_text, template_messages, template_tool
+from jaxis.server.generation.grammar import AnswerGrammar
+from jaxis.server.generation.job import AnswerFormat, GenerationJob, sampling_params
+from jaxis.server.generation.prompts import ChatPrompt, template_sources, thinking_variables
+from jaxis.server.generation.served_model import ServedModel
+from jaxis.server.generation.tools import choose_tools
+from jaxis.server.http.errors import ApiError, ErrorDialect
+
+_INLINE_TOOL = "messages[].content[].tool.definition"
+_USUAL_EFFORTS = ("low", "medium", "high")
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class _MessageErrors(ErrorDialect):
+    """Anthropic's errors: a type and a message, which names the field."""
+
+    def own(self, error: RequestError) -> RequestError:
+        if isinstance(error, ContextLengthError):
+            # Claude Code compacts the conversation when it reads this.
+            return RequestError(f"prompt is too long: {error.num_prompt_tokens} tokens > {error.max_model_len} maximum")
+        return super().own(error)
+
+    def body(self, error: ApiError) -> dict[str, Any]:
+        """The error object, with the id of the request that is being answered."""
+        kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        fault = {"type": kind, "message": error.message}
+        return {"type": "error", "error": fault, "request_id": current_request_id.get()}
+
+
+MESSAGE_ERRORS = _MessageErrors(
+    prefixes=("/v1/messages",),
+    fields={
+        "stop": "stop_sequences",
+        "tools[].parameters": "tools[].input_schema",
+        f"{_INLINE_TOOL}.parameters": f"{_INLINE_TOOL}.input_schema",
+    },
+    request_id_headers=("Request-Id",),
+)
+
+
+def message_job(request: CountTokensRequest, model: ServedModel) -> GenerationJob:
+    """What a request asks for; of one that only has its tokens counted, the prompt is what counts.
+
+    Raises:
+      RequestError: A field cannot be honoured.
+    """
+    model = model.named(request.model)
+    offered = _offered_tools(request)
+    messages = template_messages(request.messages, {tool.name: tool for tool in offered.values()})
+    if system := system_text(request.system):
+        messages.insert(0, {"role": "system", "content": system})
+    if not messages:
+        raise RequestError("has nothing to answer but blocks that have no effect: add text", param="messages")
+    goes_on = messages[-1]["role"] == "assistant"
+    if goes_on and request.thinking is not None and not isinstance(request.thinking, ThinkingOff):
+        raise RequestError(
+            "ends with the assistant's turn, which leaves no place for thinking: disable thinking", param="messages"
+        )
+    choice = request.tool_choice
+    functions = {place: template_tool(tool) for place, tool in offered.items()}
+    tools = choose_tools(
+        model,
+        {place: tool["function"] for place, tool in functions.items()},
+        _openai_choice(choice),
+        parallel=choice is None or isinstance(choice, NoChoice) or not choice.disable_parallel_tool_use,
+    )
+    shown = () if isinstance(choice, NoChoice) else functions.items()
+    prompt = ChatPrompt(
+        messages=messages,
+        # The list of tools is at the head of the prompt: one that joins it later would cost everything that is cached.
+        tools=[tool for place, tool in shown if not offered[place].defer_loading],
+        variables=_template_variables(request, model),
+        add_generation_prompt=not goes_on,
+        continue_final_message=goes_on,
+    )
+    answer = AnswerFormat.of_chat(
+        model, tools, _grammar(request), include_reasoning=not isinstance(request.thinking, ThinkingOff)
+    )
+    settings = {}
+    if isinstance(request, MessagesRequest):
+        settings = {
+            "max_tokens": max(1, request.max_tokens),
+            "stop": request.stop_sequences,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+        }
+    return GenerationJob(
+        request_id=f"msg_{uuid.uuid4().hex}",
+        model=model,
+        prompts=prompt,
+        params=sampling_params(model, settings, answer),
+        answer=answer,
+        stream=isinstance(request, MessagesRequest) and bool(request.stream),
+    )
+
+
+def left_out(request: CountTokensRequest, model: ServedModel) -> list[str]:
+    """Names of the request's parts that have no effect: tools that run at Anthropic, an effort that nothing reads."""
+    names = [f"tools.{tool.type}" for tool in request.tools or () if not tool.is_function]
+    has_effort = request.output_config is not None and request.output_config.effort is not None
+    reads_effort = "reasoning_effort" in template_sources(model.tokenizer)
+    return [*names, "output_config.effort"] if has_effort and not reads_effort else names
+
+
+def _offered_tools(request: CountTokensRequest) -> dict[str, ToolDefinition]:
+    """The request's functions by their places, those defined between its turns last. Anthropic's own are left out."""
+    offered = {f"tools[{i}]": tool for i, tool in enumerate(request.tools or ())}
+    for i, message in enumerate(request.messages):
+        for j, block in enumerate(message.blocks):
+            if isinstance(block, ToolAdditionBlock) and isinstance(block.tool, InlineTool):
+                tool = block.tool.definition.model_copy(update={"defer_loading": True})
+                offered[f"messages[{i}].content[{j}].tool.definition"] = tool
+    choice = request.tool_choice
+    if isinstance(choice, NamedChoice):
+        named = next((tool for tool in offered.values() if tool.name == choice.name), None)
+        if named is not None and not named.is_function:
+            raise RequestError(
+                f"names a tool of type {named.type!r}, which does not run here: leave it out", param="tool_choice"
+            )
+    return {place: tool for place, tool in offered.items() if tool.is_function}
+
+
+def _openai_choice(choice: object) -> str | dict[str, Any] | None:
+    """The choice between tools as OpenAI has it."""
+    match choice:
+        case AnyChoice():
+            return "required"
+        case NamedChoice(name=name):
+            return {"type": "function", "function": {"name": name}}
+        case NoChoice():
+            return "none"
+    return None
+
+
+def _grammar(request: CountTokensRequest) -> AnswerGrammar | None:
+    given = request.output_config.format if request.output_config is not None else None
+    if given is not None and request.output_format is not None:
+        raise RequestError("and output_config.format are the same: send only one", param="output_format")
+    if given is not None:
+        return AnswerGrammar.of("output_config.format.schema", json_schema=given.schema_)
+    if request.output_format is not None:
+        return AnswerGrammar.of("output_format.schema", json_schema=request.output_format.schema_)
+    return None
+
+
+def _template_variables(request: CountTokensRequest, model: ServedModel) -> dict[str, Any]:
+    """Variables of the chat template that turn reasoning on or off; those that it does not read change nothing."""
+    templates = template_sources(model.tokenizer)
+    variables: dict[str, Any] = {}
+    if isinstance(request.thinking, ThinkingOn | ThinkingOff):
+        variables = thinking_variables(isinstance(request.thinking, ThinkingOn), model.tokenizer)
+    effort = request.output_config.effort if request.output_config is not None else None
+    if effort is not None and "reasoning_effort" in templates:
+        is_known = effort in _USUAL_EFFORTS or f"'{effort}'" in templates or f'"{effort}"' in templates
+        variables["reasoning_effort"] = effort if is_known else _USUAL_EFFORTS[-1]
+    return variables

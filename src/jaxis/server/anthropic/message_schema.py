@@ -1,0 +1,292 @@
+"""Bodies of /v1/messages and of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from jaxis.sampling_params import INTEGER_BOUNDS, NUMBER_BOUNDS
+from jaxis.server.anthropic.message_blocks import Block, TextBlock, ToolDefinition, check_role
+from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, StrictModel, bounded, tag_by_type
+
+MAX_MESSAGES = 4096
+MIN_THINKING_BUDGET = 1024
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class MessageParam(LenientModel):
+    """One turn.
+
+    Attributes:
+      role: "system" may stand anywhere.
+      content: A string is one text block.
+      clear_at: Of a system message: "next_user_message" shows it only until the user says more.
+      output_config: Of a system message, from Claude Code: the request's own counts.
+    """
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: Any = None
+
+    @model_validator(mode="after")
+    def _has_blocks_of_its_role(self) -> MessageParam:
+        if isinstance(self.content, list):
+            check_role(self.role, self.content)
+        return self
+
+    @property
+    def blocks(self) -> list[Any]:
+        """The content as blocks (`Block`)."""
+        return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+
+
+class AutoChoice(StrictModel):
+    """The model may call tools."""
+
+    type: Literal["auto"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(StrictModel):
+    """The model must call a tool."""
+
+    type: Literal["any"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedChoice(StrictModel):
+    """The model must call this tool."""
+
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoChoice(StrictModel):
+    """The model must not call tools."""
+
+    type: Literal["none"]
+
+
+_CHOICES = {"auto": "AutoChoice", "any": "AnyChoice", "tool": "NamedChoice", "none": "NoChoice"}
+ToolChoice = Annotated[
+    Annotated[AutoChoice, Tag("AutoChoice")]
+    | Annotated[AnyChoice, Tag("AnyChoice")]
+    | Annotated[NamedChoice, Tag("NamedChoice")]
+    | Annotated[NoChoice, Tag("NoChoice")],
+    Discriminator(
+        tag_by_type(_CHOICES),
+        custom_error_type="unknown_tool_choice",
+        custom_error_message="type must be auto, any, tool or none",
+    ),
+]
+
+
+class ThinkingOn(LenientModel):
+    """Reason before the answer.
+
+    Attributes:
+      budget_tokens: A target for Anthropic's models, required with "enabled". Without effect here, where only
+        `max_tokens` bounds what is generated; named as ignored.
+      display: Without effect: reasoning is sent as the model writes it.
+    """
+
+    not_applied: ClassVar[Mapping[str, NotApplied]] = {"budget_tokens": NotApplied()}
+
+    type: Literal["enabled"]
+    budget_tokens: int = Field(ge=MIN_THINKING_BUDGET, le=MAX_INT32)
+    display: Any = None
+
+
+class ThinkingOff(LenientModel):
+    """Answer at once."""
+
+    type: Literal["disabled"]
+
+
+class ThinkingAdaptive(LenientModel):
+    """Reason as the chat template has it by default."""
+
+    type: Literal["adaptive"]
+    display: Any = None
+
+
+_THINKING = {"enabled": "ThinkingOn", "disabled": "ThinkingOff", "adaptive": "ThinkingAdaptive"}
+Thinking = Annotated[
+    Annotated[ThinkingOn, Tag("ThinkingOn")]
+    | Annotated[ThinkingOff, Tag("ThinkingOff")]
+    | Annotated[ThinkingAdaptive, Tag("ThinkingAdaptive")],
+    Discriminator(
+        tag_by_type(_THINKING),
+        custom_error_type="unknown_thinking",
+        custom_error_message="type must be enabled, disabled or adaptive",
+    ),
+]
+
+
+class SchemaFormat(StrictModel):
+    """JSON that follows a schema; `name` and `strict` have no effect."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+    name: str | None = None
+    strict: bool | None = None
+
+
+class OutputConfig(LenientModel):
+    """How to answer.
+
+    Attributes:
+      effort: How much to reason, where the chat template reads it.
+      format: What the answer's text must match.
+    """
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: SchemaFormat | None = None
+
+
+class CountTokensRequest(LenientModel):
+    """A conversation, of which the prompt's tokens are counted.
+
+    Attributes:
+      model: A served name.
+      messages: The turns. If the last is the assistant's, the answer goes on with it.
+      system: What comes before them.
+      tools, tool_choice: Functions, and whether to call one.
+      thinking: Whether to reason.
+      output_config: How much to reason, and what the answer's text must match.
+      output_format: The older name of `output_config.format`.
+      mcp_servers: Must be empty: tools run at the client.
+      cache_control, metadata, context_management, service_tier, container, inference_geo, speed, safeguards,
+        diagnostics: Accepted without effect.
+    """
+
+    not_applied: ClassVar[Mapping[str, NotApplied]] = {
+        "mcp_servers": NotApplied(([],), "tools run at the client here: leave it out"),
+        "container": NotApplied(),
+        "speed": NotApplied(("standard",)),
+        "n": NotApplied((1,), "there is one answer: leave it out"),
+        "stop": NotApplied(([],), "send stop_sequences"),
+        "seed": NotApplied((), "send it to /v1/chat/completions"),
+        "response_format": NotApplied((), "send output_config.format"),
+        "logprobs": NotApplied((False,), "send it to /v1/chat/completions"),
+    }
+
+    model: Annotated[str, Field(min_length=1)]
+    messages: list[MessageParam] = Field(min_length=1, max_length=MAX_MESSAGES)
+    system: str | list[TextBlock] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: SchemaFormat | None = None
+    mcp_servers: list[Any] | None = None
+    cache_control: Any = None
+    metadata: dict[str, Any] | None = None
+    context_management: Any = None
+    service_tier: Any = None
+    container: Any = None
+    inference_geo: Any = None
+    speed: Any = None
+    safeguards: Any = None
+    diagnostics: Any = None
+
+
+class MessagesRequest(CountTokensRequest):
+    """A conversation to answer.
+
+    Attributes:
+      max_tokens: Most tokens to generate; 0 reads the prompt into the cache and answers nothing.
+      stop_sequences: Strings that end the answer.
+      temperature, top_p, top_k: None leaves the model's default.
+      stream: Stream the answer.
+    """
+
+    max_tokens: int = Field(ge=0, le=MAX_INT32)
+    stop_sequences: list[str] | None = None
+    temperature: float | None = bounded(NUMBER_BOUNDS["temperature"], high=2)
+    top_p: float | None = bounded(NUMBER_BOUNDS["top_p"])
+    top_k: int | None = bounded(INTEGER_BOUNDS["top_k"], high=MAX_INT32)
+    stream: bool | None = None
+
+
+class AnswerText(BaseModel):
+    """Text."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class AnswerThinking(BaseModel):
+    """Reasoning; the signature means nothing, and is not checked when it comes back."""
+
+    type: Literal["thinking"] = "thinking"
+    thinking: str
+    signature: str
+
+
+class AnswerToolUse(BaseModel):
+    """A call. The last one of an answer that was cut off has those arguments that were complete."""
+
+    type: Literal["tool_use"] = "tool_use"
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class OutputTokensDetails(BaseModel):
+    """How many of the generated tokens are reasoning."""
+
+    thinking_tokens: int = 0
+
+
+class MessageUsage(BaseModel):
+    """Token counts. The prompt is `input_tokens` and `cache_read_input_tokens` together."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int = 0
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+
+
+class AnswerMessage(BaseModel):
+    """The model's turn.
+
+    Attributes:
+      stop_reason: None in the event that begins a stream.
+      stop_sequence: The one of `stop_sequences` that ended it.
+    """
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[AnswerText | AnswerThinking | AnswerToolUse] = []
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class TokenCount(BaseModel):
+    """The tokens of a prompt."""
+
+    input_tokens: int
+
+
+class MessageErrorObject(BaseModel):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class MessageErrorResponse(BaseModel):
+    """Anthropic's shape of an error; the id is that of the `request-id` header."""
+
+    type: Literal["error"] = "error"
+    error: MessageErrorObject
+    request_id: str | None

@@ -1,0 +1,160 @@
+"""The application: its routes and middleware."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.parsing.model_parsers import ModelParsers
+from jaxis.server import llama_cpp
+from jaxis.server.accounting import KeyMetrics, UsageAccounting
+from jaxis.server.anthropic import routes as anthropic
+from jaxis.server.anthropic.message_job import MESSAGE_ERRORS
+from jaxis.server.config import ServerConfig
+from jaxis.server.context import ServerContext
+from jaxis.server.generation.model_info import ServedModelInfo
+from jaxis.server.generation.served_model import ServedModel
+from jaxis.server.http.api_keys import OPEN_PATHS, ApiKeyMiddleware, ApiKeys
+from jaxis.server.http.errors import install_error_handlers
+from jaxis.server.http.hosts import AllowedHostMiddleware, HostMiddleware
+from jaxis.server.http.ignored_fields import HEADER, IgnoredFields
+from jaxis.server.http.limits import RequestLimitMiddleware
+from jaxis.server.http.openapi import install_openapi
+from jaxis.server.http.request_log import QUIET_PATHS, RequestLogMiddleware
+from jaxis.server.http.request_records import RequestLogFile, RequestRecordMiddleware
+from jaxis.server.observability.metrics import ServerMetrics
+from jaxis.server.ollama import routes as ollama
+from jaxis.server.ollama.ollama_job import OLLAMA_ERRORS
+from jaxis.server.openai import routes as openai
+from jaxis.server.openai import tokenize
+from jaxis.server.openai.response_job import RESPONSE_ERRORS
+from jaxis.server.routes import models, operations
+from jaxis.server.routes.operations import add_chat_page, add_ollama_greeting, chat_page_paths
+from jaxis.version import __version__
+
+# What Anthropic's clients send from a browser.
+ANTHROPIC_HEADERS = ("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access")
+
+
+def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
+    """An ASGI application that serves an engine, which it starts and shuts down.
+
+    Raises:
+      ConfigError: There is no such parser.
+
+    Args:
+      engine: Not started yet.
+      config: How to serve it.
+    """
+    parsers = ModelParsers.select(
+        engine.tokenizer, engine.info.model_type, tool=config.tool_call_parser, reasoning=config.reasoning_parser
+    )
+    model = ServedModel(
+        names=config.served_model_names,
+        tokenizer=engine.tokenizer and engine.tokenizer.limited_to(engine.info.max_model_len),
+        default_sampling_params=engine.info.default_sampling_params,
+        grammar_compiler=engine.grammar_compiler,
+        parsers=parsers,
+        aliases=config.model_aliases,
+        fingerprint=engine.info.fingerprint or None,
+    )
+    tracer = None
+    if config.otlp_traces_endpoint is not None:
+        from jaxis.server.observability.tracing import TraceContextMiddleware, make_tracer
+
+        tracer = make_tracer(config.otlp_traces_endpoint, model.name)
+    metrics = ServerMetrics(model.name, engine.info, engine.stats, prefix=config.metrics_prefix)
+    model_info = ServedModelInfo.of(engine.info, engine.tokenizer, parsers)
+    ignored_fields = IgnoredFields(strict=config.strict_fields)
+    keys = ApiKeys(config.api_keys, config.api_key_file)
+    log = None if config.request_log is None else RequestLogFile(config.request_log)
+    accounting = UsageAccounting(KeyMetrics(metrics.registry, config.metrics_prefix))
+    context = ServerContext(engine, model, model_info, config, metrics, ignored_fields, tracer, accounting, keys, log)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            await engine.shutdown()
+            context.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.shutdown)
+
+    # Only the OpenAPI document: the documentation pages would load scripts from elsewhere.
+    app = FastAPI(
+        title="jaxis", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
+    )
+    app.state.context = context
+    app.state.error_dialects = (RESPONSE_ERRORS, llama_cpp.ERRORS, MESSAGE_ERRORS, OLLAMA_ERRORS)
+    _add_routes(app, config)
+    page_paths = chat_page_paths() if config.webui else frozenset()
+    install_openapi(app, with_keys=bool(keys))
+    install_error_handlers(app)
+    # The middleware added last is outermost.
+    if tracer is not None:
+        app.add_middleware(TraceContextMiddleware)
+    app.add_middleware(
+        RequestLimitMiddleware, max_body_bytes=config.max_body_bytes, timeout_seconds=config.body_timeout_seconds
+    )
+    quiet_paths = QUIET_PATHS | page_paths
+    if log is not None:
+        app.add_middleware(RequestRecordMiddleware, log=log, level=config.request_log_level, quiet_paths=quiet_paths)
+    if keys:
+        app.add_middleware(ApiKeyMiddleware, keys=keys, open_paths=OPEN_PATHS | page_paths)
+    if config.only_allowed_hosts:
+        app.add_middleware(AllowedHostMiddleware, hosts=config.allowed_hosts)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=["GET", "POST", "HEAD", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id", *ANTHROPIC_HEADERS],
+            expose_headers=["X-Request-Id", "Retry-After", "Request-Id", HEADER],
+        )
+    app.add_middleware(HostMiddleware)
+    app.add_middleware(HeadMiddleware)
+    app.add_middleware(RequestLogMiddleware, quiet_paths=quiet_paths, on_response=metrics.http_response)
+    return app
+
+
+class HeadMiddleware:
+    """Lets the application answer HEAD as GET; uvicorn, which still sees a HEAD, leaves out the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        inner = {**scope, "method": "GET"}
+        try:
+            await self._app(inner, receive, send)
+        finally:
+            if "route" in inner:  # what the log and metrics outside of here know a request by
+                scope["route"] = inner["route"]
+
+
+def _add_routes(app: FastAPI, config: ServerConfig) -> None:
+    app.include_router(openai.router)
+    app.include_router(anthropic.router)
+    app.include_router(models.router)
+    if config.tokenizer_info:
+        app.include_router(models.tokenizer_router)
+    app.include_router(llama_cpp.router)
+    app.include_router(tokenize.router)
+    app.include_router(operations.router)
+    if config.ollama_api:
+        app.include_router(ollama.router)
+    if config.webui:
+        add_chat_page(app, greets_ollama=config.ollama_api)
+    elif config.ollama_api:
+        add_ollama_greeting(app)

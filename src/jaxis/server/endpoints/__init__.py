@@ -1,1 +1,0 @@
-"""The endpoints: each turns a request into a generation job, and its outputs into an answer."""

@@ -1,0 +1,172 @@
+"""Splits the outputs of a job into content, reasoning and tool calls, whole or as they stream, and counts them."""
+
+from __future__ import annotations
+
+import time
+
+from jaxis.engine.grammar.delayed_grammar import ReasoningTracker
+from jaxis.outputs import CompletionOutput, RequestOutput
+from jaxis.parsing.output_parser import OutputParser
+from jaxis.parsing.parser_events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from jaxis.server.generation.grammar import reasoning_tokens
+from jaxis.server.generation.job import GenerationJob
+
+
+class AnswerCounts:
+    """Counts the tokens of a job's answers and measures their phases, from when it is made: the request's arrival."""
+
+    def __init__(self) -> None:
+        self._arrival = self._first_step = self._first_token = self._last_token = time.monotonic()
+        self._prompts: dict[int, tuple[int, int]] = {}
+        self._predictions: dict[tuple[int, int], tuple[int, int]] = {}
+        self.num_tokens = 0
+        """Generated tokens."""
+
+    def add(self, prompt: int, output: RequestOutput) -> None:
+        """Adds an output of the prompt with this index; each prompt counts once, whatever `n` is."""
+        self._last_token = time.monotonic()
+        if not self._prompts:
+            self._first_token = output.first_token_time or self._last_token
+            self._first_step = min(output.first_scheduled_time or self._first_token, self._first_token)
+        self._prompts[prompt] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        for completion in output.outputs:
+            self.num_tokens += len(completion.token_ids)
+            counts = completion.num_accepted_predictions, completion.num_rejected_predictions
+            self._predictions[prompt, completion.index] = counts
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompts."""
+        return sum(num_tokens for num_tokens, _ in self._prompts.values())
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """How many of them the prefix cache held."""
+        return sum(num_cached for _, num_cached in self._prompts.values())
+
+    @property
+    def num_accepted_predictions(self) -> int:
+        """Tokens that were guessed right from the request's prediction."""
+        return sum(accepted for accepted, _ in self._predictions.values())
+
+    @property
+    def num_rejected_predictions(self) -> int:
+        """Tokens that were guessed wrong from there."""
+        return sum(rejected for _, rejected in self._predictions.values())
+
+    @property
+    def total_seconds(self) -> float:
+        """From the arrival to now."""
+        return time.monotonic() - self._arrival
+
+    @property
+    def waiting_seconds(self) -> float:
+        """From the arrival to the first step."""
+        return max(0.0, self._first_step - self._arrival)
+
+    @property
+    def prefill_seconds(self) -> float:
+        """From the first step to the first token."""
+        return self._first_token - self._first_step
+
+    @property
+    def decode_seconds(self) -> float:
+        """From the first token to the last."""
+        return max(0.0, self._last_token - self._first_token)
+
+
+class AnswerReader:
+    """Reads the outputs of a job with one prompt, each once.
+
+    Attributes:
+      counts: Of all that was read.
+
+    Args:
+      job: The job.
+    """
+
+    def __init__(self, job: GenerationJob) -> None:
+        self.counts = AnswerCounts()
+        self._job = job
+        self._completions: dict[int, _CompletionReader] = {}
+
+    def read(self, output: RequestOutput) -> list[tuple[CompletionOutput, list[Event]]]:
+        """Each completion that an output adds to, with the events of what is added."""
+        self.counts.add(0, output)
+        return [(completion, self._reader(output, completion).read(completion)) for completion in output.outputs]
+
+    def finish_reason(self, completion: CompletionOutput) -> str | None:
+        """OpenAI's name for how a completion ended, if it did; call it after `read`."""
+        has_calls = self._completions[completion.index].num_calls > 0
+        return "tool_calls" if completion.finish_reason == "stop" and has_calls else completion.finish_reason
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many of the tokens so far are reasoning."""
+        return sum(reader.num_reasoning_tokens for reader in self._completions.values())
+
+    def _reader(self, output: RequestOutput, completion: CompletionOutput) -> _CompletionReader:
+        reader = self._completions.get(completion.index)
+        if reader is None:
+            reader = self._completions[completion.index] = _CompletionReader(self._job, output.prompt or "")
+        return reader
+
+
+class _CompletionReader:
+    """Reads one completion.
+
+    Attributes:
+      num_calls: Tool calls so far.
+    """
+
+    def __init__(self, job: GenerationJob, prompt: str) -> None:
+        answer = job.answer
+        self.num_calls = 0
+        self._include_reasoning = answer.include_reasoning
+        self._parallel_tool_calls = answer.tools.parallel
+        self._token_ids: list[int] = []
+        reasoning_parser = answer.reasoning_parser
+        reasoning = reasoning_tokens(reasoning_parser, prompt, job.model.tokenizer)
+        self._tracker = ReasoningTracker(reasoning) if reasoning else None
+        if answer.grammar is not None and reasoning is None:
+            reasoning_parser = None  # the grammar applies from the first token
+        self._parser: OutputParser | None = None
+        if answer.tools.parser is not None or reasoning_parser is not None:
+            self._parser = OutputParser(answer.tools.parser, reasoning_parser, tools=answer.tools.tools, prompt=prompt)
+
+    def read(self, completion: CompletionOutput) -> list[Event]:
+        """The events of the next part of the completion; `completion.text` holds only text that was not read yet."""
+        if self._parser is None:
+            return [ContentDelta(completion.text)] if completion.text else []
+        if self._tracker is not None:
+            self._token_ids += completion.token_ids
+            self._tracker.follow(self._token_ids)
+        events = self._parser.feed(completion.text)
+        if completion.finished:
+            events += self._parser.finish()
+        events = [event for event in events if self._is_wanted(event)]
+        for event in events:
+            if isinstance(event, ToolCallStart):
+                self.num_calls += 1
+            elif isinstance(event, ToolCallEnd) and event.status == "malformed":
+                self.num_calls -= 1
+        return events
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many of the tokens so far are reasoning."""
+        return self._tracker.num_tokens if self._tracker else 0
+
+    def _is_wanted(self, event: Event) -> bool:
+        if isinstance(event, ReasoningDelta):
+            return self._include_reasoning
+        if isinstance(event, ToolCallStart | ToolCallArgumentsDelta | ToolCallEnd):
+            return self._parallel_tool_calls or event.index == 0
+        return True

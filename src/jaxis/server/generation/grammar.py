@@ -1,0 +1,89 @@
+"""What an answer must match, and which tokens may precede that: its reasoning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jaxis.engine.grammar.delayed_grammar import ReasoningTokens
+from jaxis.errors import RequestError
+from jaxis.parsing.reasoning_parsers.base import ReasoningParser
+from jaxis.structured_outputs import StructuredOutputs
+from jaxis.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jaxis.engine.grammar.compiler import CompiledGrammar, GrammarCompiler
+
+_GAPS = ("\n\n", "\n", " ")
+
+
+@dataclass(frozen=True)
+class AnswerGrammar:
+    """What an answer must match.
+
+    Attributes:
+      field: The request's field that says so, such as "response_format.json_schema.schema".
+      structured_outputs: The constraint that it specifies.
+    """
+
+    field: str
+    structured_outputs: StructuredOutputs
+
+    @classmethod
+    def of(cls, field: str, **constraint: Any) -> AnswerGrammar:
+        """Builds one from arguments of StructuredOutputs.
+
+        Raises:
+          RequestError: The arguments are invalid.
+        """
+        try:
+            return cls(field, StructuredOutputs(**constraint))
+        except RequestError as error:
+            raise error.about(field) from None
+
+    def compile(self, compiler: GrammarCompiler) -> CompiledGrammar:
+        """Compiles the grammar, which may take seconds.
+
+        Raises:
+          RequestError: It cannot be honoured.
+        """
+        try:
+            return compiler.compile(self.structured_outputs)
+        except RequestError as error:
+            raise self.own(error) from None
+
+    def own(self, error: RequestError) -> RequestError:
+        """An error about the constraint as one about the request's field; others as they are."""
+        is_constraint = error.param is not None and error.param.partition(".")[0] == "structured_outputs"
+        return error.about(self.field) if is_constraint else error
+
+
+def reasoning_tokens(
+    parser: type[ReasoningParser] | None, prompt: str, tokenizer: Tokenizer | None
+) -> ReasoningTokens | None:
+    """Which tokens delimit an answer's reasoning.
+
+    Args:
+      parser: Parses the model's reasoning.
+      prompt: As rendered; a template may have opened the reasoning, or closed it.
+      tokenizer: The model's.
+
+    Returns:
+      None if there is no reasoning, or its tokens do not show where it ends: a grammar then applies from the first
+      token.
+    """
+    if parser is None or tokenizer is None:
+        return None
+    prompt = prompt.rstrip()
+    if prompt.endswith(parser.closings):
+        return None
+    closings = [tokenizer.encode(text, add_special_tokens=False) for text in parser.closings]
+    # A marker of ordinary tokens may be tokenized differently elsewhere.
+    closings = [ids for ids in closings if len(ids) == 1 or ids[0] in tokenizer.special_token_ids]
+    opened = parser.opened_by(prompt)
+    opening = None if opened else tokenizer.token_to_id(parser.opening)
+    if not closings or (not opened and opening is None):
+        return None
+    gaps = (tokenizer.encode(text, add_special_tokens=False) for text in (*_GAPS, *parser.answer_openings))
+    gap = [ids[0] for ids in gaps if len(ids) == 1]
+    return ReasoningTokens(opened, opening, closings, gap)

@@ -1,0 +1,160 @@
+"""A generation job: what a request asks of the engine, whichever protocol it came by."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, Grammar
+from jaxis.errors import RequestError
+from jaxis.parsing.reasoning_parsers.base import ReasoningParser
+from jaxis.prompts import TokenizedPrompt
+from jaxis.sampling_params import SamplingParams
+from jaxis.server.generation.grammar import AnswerGrammar, reasoning_tokens
+from jaxis.server.generation.prompts import JobPrompts
+from jaxis.server.generation.served_model import ServedModel
+from jaxis.server.generation.tools import NO_TOOLS, ToolUse
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """What the text of an answer may hold, and must match.
+
+    Attributes:
+      tools: How it may call tools.
+      reasoning_parser: Parses its reasoning; None leaves it in the text.
+      grammar: What it must match after any reasoning, unless it calls tools; None if it is free.
+      include_reasoning: Whether the client wants the reasoning.
+    """
+
+    tools: ToolUse = NO_TOOLS
+    reasoning_parser: type[ReasoningParser] | None = None
+    grammar: AnswerGrammar | None = None
+    include_reasoning: bool = True
+
+    @classmethod
+    def of_chat(
+        cls, model: ServedModel, tools: ToolUse, grammar: AnswerGrammar | None, *, include_reasoning: bool = True
+    ) -> AnswerFormat:
+        """The format of an answer to a conversation.
+
+        Args:
+          model: The served model.
+          tools: How the answer may call tools.
+          grammar: What the request says that it must match.
+          include_reasoning: Whether the client wants the reasoning.
+
+        Raises:
+          RequestError: The grammar and the tools contradict each other.
+        """
+        if grammar is not None and tools.grammar is not None:
+            raise RequestError(
+                "leaves no room for the call that tool_choice demands: send only one", param=grammar.field
+            )
+        if grammar is not None and tools.tools and not tools.call_tokens:
+            raise RequestError(
+                "leaves no room for this model's tool calls, which begin like ordinary text: leave it out, or allow no "
+                "calls",
+                param=grammar.field,
+            )
+        return cls(tools, model.parsers.reasoning, grammar or tools.grammar, include_reasoning)
+
+    @property
+    def is_parsed(self) -> bool:
+        """Whether the text is searched for reasoning or tool calls."""
+        return self.tools.parser is not None or self.reasoning_parser is not None
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Whether the text must be decoded with special tokens."""
+        return any(
+            parser is not None and parser.needs_special_tokens for parser in (self.tools.parser, self.reasoning_parser)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationJob:
+    """A request, checked and ready to run.
+
+    Attributes:
+      request_id: Unique.
+      model: The served model, under the name that the request asks for.
+      prompts: What to answer or to continue.
+      params: For every prompt.
+      answer: What the answers' text may hold.
+      priority: The lower value is served first.
+      stream: Whether outputs are wanted as they come, and not all at the end.
+    """
+
+    request_id: str
+    model: ServedModel
+    prompts: JobPrompts
+    params: SamplingParams
+    answer: AnswerFormat
+    priority: int = 0
+    stream: bool = False
+
+    def tokenize(self) -> list[TokenizedPrompt]:
+        """The prompts; see `JobPrompts.tokenize`."""
+        return self.prompts.tokenize(self.model.tokenizer)
+
+    def compile_grammar(self, prompt: TokenizedPrompt) -> Grammar | None:
+        """The grammar of a prompt's answer, which may take seconds; None if answers are free.
+
+        Raises:
+          RequestError: It cannot be honoured.
+        """
+        if self.answer.grammar is None:
+            return None
+        grammar = self.answer.grammar.compile(self.model.grammar_compiler)
+        reasoning = reasoning_tokens(self.answer.reasoning_parser, prompt.text or "", self.model.tokenizer)
+        # An answer that must call has the calls in its grammar.
+        alternatives = () if self.answer.grammar is self.answer.tools.grammar else self.answer.tools.call_tokens
+        if reasoning is None and not alternatives:
+            return grammar
+        return DelayedGrammar(grammar, reasoning, alternatives)
+
+
+def sampling_params(model: ServedModel, given: Mapping[str, Any], answer: AnswerFormat) -> SamplingParams:
+    """The parameters of a request.
+
+    Args:
+      model: Has the defaults.
+      given: Parameters by name; None leaves the default.
+      answer: What the answer's text may hold.
+
+    Raises:
+      RequestError: They cannot be honoured.
+    """
+    settings = {name: value for name, value in given.items() if value is not None}
+    _check_stops(settings.get("stop", ()))
+    defaults = model.default_sampling_params
+    transfer = settings.get("extra_args", {}).get("kv_transfer_params")
+    min_tokens, max_tokens = settings.get("min_tokens", defaults.min_tokens), settings.get("max_tokens")
+    # The request's limit overrides the model's default, and a proxy's for a prefill the client's own.
+    is_prefill = transfer is not None and transfer.get("do_remote_decode") is True
+    if max_tokens is not None and ("min_tokens" not in settings or is_prefill):
+        settings["min_tokens"] = min(min_tokens, max_tokens)
+    if answer.needs_special_tokens:
+        settings["skip_special_tokens"] = False
+    if answer.grammar is None:
+        return dataclasses.replace(defaults, **settings)
+    try:
+        return dataclasses.replace(defaults, **settings, structured_outputs=answer.grammar.structured_outputs)
+    except RequestError as error:
+        raise answer.grammar.own(error) from None
+
+
+def _check_stops(stop: str | Sequence[str]) -> None:
+    stops = [stop] if isinstance(stop, str) else stop
+    if len(stops) > MAX_STOPS:
+        raise RequestError(f"holds {len(stops)} strings: send at most {MAX_STOPS}", param="stop")
+    if any(not text for text in stops):
+        raise RequestError("holds an empty string: leave it out", param="stop")
+    if any(len(text) > MAX_STOP_CHARACTERS for text in stops):
+        raise RequestError(f"holds a string of more than {MAX_STOP_CHARACTERS} characters: shorten it", param="stop")

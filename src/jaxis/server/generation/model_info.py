@@ -1,0 +1,114 @@
+"""What the server tells of its model: size, age, capabilities."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from jaxis.engine.frontend.engine_client import EngineInfo
+from jaxis.parsing.model_parsers import ModelParsers
+from jaxis.tokenizer import Tokenizer
+
+_WEIGHTS = {".safetensors", ".gguf"}
+_OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot"}
+_UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
+
+
+@dataclass(frozen=True)
+class ServedModelInfo:
+    """What clients may know of the served model; it stays the same while the server runs.
+
+    Attributes:
+      file_name: The last part of the checkpoint's path.
+      architecture: `model_type` of config.json.
+      file_format: Of the checkpoint.
+      file_bytes: Bytes of the checkpoint's files.
+      modified: When the newest of them was changed.
+      digest: Tells checkpoints apart in lists: SHA-256 of the names, sizes and times of the files, and not of the
+        weights, which would take minutes to read.
+      num_parameters: The model's.
+      weight_type: How most of its weights are stored, such as "int8"; "" if that is unknown.
+      context_length: Most tokens of a request, prompt and answer together.
+      trained_len: Tokens up to which the checkpoint says that it works; None if it does not say.
+      has_chat_template: Whether conversations can be rendered.
+      has_tools, has_reasoning: Whether the model can call tools, and reasons before its answer.
+    """
+
+    file_name: str
+    architecture: str
+    file_format: Literal["gguf", "safetensors"]
+    file_bytes: int
+    modified: datetime
+    digest: str
+    num_parameters: int
+    weight_type: str
+    context_length: int
+    trained_len: int | None
+    has_chat_template: bool
+    has_tools: bool
+    has_reasoning: bool
+
+    @classmethod
+    def of(cls, info: EngineInfo, tokenizer: Tokenizer | None, parsers: ModelParsers) -> ServedModelInfo:
+        """Collects them.
+
+        Args:
+          info: The engine's.
+          tokenizer: The model's.
+          parsers: How the model writes tool calls and reasoning.
+        """
+        files = _checkpoint_files(info.model_folder)
+        listing = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in sorted(files.items()))
+        templates = tokenizer.chat_templates.values() if tokenizer else ()
+        return cls(
+            file_name=Path(info.model_folder).name,
+            architecture=info.model_type or "unknown",
+            file_format="gguf" if any(name.endswith(".gguf") for name in files) else "safetensors",
+            file_bytes=sum(stat.st_size for stat in files.values()),
+            modified=datetime.fromtimestamp(max((stat.st_mtime for stat in files.values()), default=0), UTC),
+            digest=hashlib.sha256(listing.encode()).hexdigest(),
+            num_parameters=info.num_parameters,
+            weight_type=info.weight_type,
+            context_length=info.max_model_len,
+            trained_len=info.trained_len,
+            has_chat_template=bool(templates),
+            has_tools=parsers.tool_format_known and any("tools" in template for template in templates),
+            has_reasoning=parsers.reasoning is not None,
+        )
+
+    @property
+    def parameter_size(self) -> str:
+        """The number of parameters as people write it: "7.6B"."""
+        for factor, letter in _UNITS:
+            if self.num_parameters >= factor:
+                return f"{self.num_parameters / factor:.3g}{letter}"
+        return str(self.num_parameters)
+
+    def capabilities(self, name_of_reasoning: str) -> list[str]:
+        """What the model can do, in the words of most APIs; what reasoning is called differs."""
+        has = {"completion": True, "tools": self.has_tools, name_of_reasoning: self.has_reasoning}
+        return [capability for capability, present in has.items() if present]
+
+
+def rfc3339(time: datetime) -> str:
+    """A time in UTC as "2026-11-22T10:00:00.000000Z"."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _checkpoint_files(path: str) -> dict[str, os.stat_result]:
+    """A checkpoint's files by name: a file itself, or those of a folder; "" has none.
+
+    Weights in formats that are never read are left out. An Orbax checkpoint has its weights in folders.
+    """
+    if not path:
+        return {}
+    root = Path(path)
+    files = [root] if root.is_file() else list(root.iterdir())
+    if not any(file.suffix in _WEIGHTS for file in files):
+        files = list(root.rglob("*"))
+    kept = [file for file in files if file.is_file() and file.suffix not in _OTHER_WEIGHTS]
+    return {file.relative_to(root.parent).as_posix(): file.stat() for file in kept}

@@ -1,0 +1,186 @@
+"""Runs a job on the engine, and answers its request in the words of its protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+from fastapi import Request, Response
+from pydantic import BaseModel
+
+from jaxis.engine.frontend.output_stream import merge_outputs
+from jaxis.engine.grammar.delayed_grammar import Grammar
+from jaxis.errors import ContextLengthError, DeadlineExceededError, OverloadedError, RequestError
+from jaxis.outputs import RequestOutput
+from jaxis.prompts import TokenizedPrompt
+from jaxis.server.context import ServerContext
+from jaxis.server.generation.job import GenerationJob
+from jaxis.server.http.sse import StreamForm, respond_stream, respond_whole
+
+# A prompt's index in its job, and its new output.
+PromptOutput = tuple[int, RequestOutput]
+
+
+class AnswerWriter(StreamForm, Protocol):
+    """Writes the answer to a request as the clients of a protocol read it: as a stream, or whole. Serves one answer."""
+
+    def add(self, prompt: int, output: RequestOutput) -> str:
+        """What an output of the prompt with this index adds to the stream; "" if nothing."""
+        ...
+
+    def end(self) -> str:
+        """The end of the stream."""
+        ...
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> BaseModel:
+        """The whole answer from the whole output of each prompt."""
+        ...
+
+
+async def respond(
+    request: Request,
+    context: ServerContext,
+    job: GenerationJob,
+    writer: AnswerWriter,
+    headers: Mapping[str, str],
+) -> Response:
+    """The answer to a request.
+
+    Args:
+      request: The request.
+      context: The server.
+      job: What the request asks for.
+      writer: Writes the answer.
+      headers: More headers of the answer.
+    """
+    if job.stream:
+        events = _stream(context, job, writer)
+        return await respond_stream(request, events, writer, context.config, headers)
+    return await respond_whole(request, _whole(context, job, writer), headers)
+
+
+async def _stream(context: ServerContext, job: GenerationJob, writer: AnswerWriter) -> AsyncGenerator[str, None]:
+    async with aclosing(generate(context, job)) as prompt_outputs:
+        async for prompt, output in prompt_outputs:
+            if text := writer.add(prompt, output):
+                yield text
+    yield writer.end()
+
+
+async def _whole(context: ServerContext, job: GenerationJob, writer: AnswerWriter) -> BaseModel:
+    outputs: list[list[RequestOutput]] = [[] for _ in range(job.prompts.num_prompts)]
+    async with aclosing(generate(context, job)) as prompt_outputs:
+        async for prompt, output in prompt_outputs:
+            outputs[prompt].append(output)
+    return writer.whole([merge_outputs(of_prompt) for of_prompt in outputs])
+
+
+async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator[PromptOutput, None]:
+    """Runs a job; closing the generator before its end aborts all of it.
+
+    Raises:
+      ContextLengthError: A prompt is too long.
+      RateLimitError: The request's API key has used up its minute.
+      JaxisError: See `AsyncLLMEngine.reserve` and `AsyncLLMEngine.generate`; what was generated is lost.
+    """
+    context.accounting.admit()
+    arrival = time.monotonic()
+    timeout = context.config.request_timeout_seconds
+    try:
+        with context.engine.reserve(job.prompts.num_prompts * job.params.n):
+            async with asyncio.timeout(timeout):
+                prompts = await context.run_in_worker(job.tokenize, is_quick=job.prompts.is_quick)
+                grammars: list[Grammar | None] = [None] * len(prompts)
+                if job.answer.grammar is not None:
+                    grammars = await context.compile(lambda: [job.compile_grammar(prompt) for prompt in prompts])
+            time_left = None if timeout is None else max(0.0, timeout - (time.monotonic() - arrival))
+            streams = [
+                _generate_one(context, job, prompt, grammar, f"{job.request_id}-{index}", arrival, time_left)
+                for index, (prompt, grammar) in enumerate(zip(prompts, grammars, strict=True))
+            ]
+            async with aclosing(_merge(streams)) as outputs:
+                async for output in outputs:
+                    yield output
+    except OverloadedError:
+        context.metrics.rejected("overloaded")
+        raise
+    except RequestError as error:
+        if job.answer.grammar is None:
+            raise
+        raise job.answer.grammar.own(error) from None
+    except (TimeoutError, DeadlineExceededError):
+        raise DeadlineExceededError(
+            f"the request was aborted: its answer took longer than the {timeout:g} s that this server allows"
+        ) from None
+
+
+async def _generate_one(
+    context: ServerContext,
+    job: GenerationJob,
+    prompt: TokenizedPrompt,
+    grammar: Grammar | None,
+    request_id: str,
+    arrival: float,
+    timeout: float | None,
+) -> AsyncGenerator[RequestOutput, None]:
+    engine, usage = context.engine, context.accounting.start()
+    with (
+        context.metrics.request(job.params, arrival) as request,
+        context.trace(job.prompts.operation, request_id, request),
+    ):
+        if len(prompt.token_ids) >= engine.info.max_model_len:
+            raise ContextLengthError(len(prompt.token_ids), engine.info.max_model_len)
+        outputs = engine.generate(
+            prompt,
+            job.params,
+            request_id,
+            priority=context.accounting.priority(job.priority),
+            timeout_seconds=timeout,
+            final_only=not job.stream,
+            grammar=grammar,
+        )
+        async with aclosing(outputs):
+            async for output in outputs:
+                request.add(output)
+                if usage is not None:
+                    usage.add(output)
+                yield output
+
+
+async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> AsyncGenerator[PromptOutput, None]:
+    """Yields the streams' outputs as they arrive."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as outputs:
+            async for output in outputs:
+                yield 0, output
+        return
+    # Full once each stream has an item in it: a slow reader's outputs wait, and merge, in the engine's streams.
+    merged: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(len(streams))
+
+    async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for output in stream:
+                    await merged.put((index, output))
+            await merged.put((index, None))
+        except Exception as error:
+            await merged.put((index, error))
+
+    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    num_left = len(tasks)
+    try:
+        while num_left:
+            index, output = await merged.get()
+            if isinstance(output, Exception):
+                raise output
+            if output is None:
+                num_left -= 1
+            else:
+                yield index, output
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,188 @@
+"""What a request carries in vain: named in the log and in a header, or refused where it would change the answer."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from jaxis.server.http.body import LenientModel, NotApplied
+from jaxis.server.http.errors import RefusedFieldError, UnknownFieldError, UnsupportedFieldError
+
+HEADER = "X-Jaxis-Ignored"
+MAX_UNKNOWN_FIELDS = 128  # of one request
+_MAX_NAME_CHARACTERS = 64
+_MAX_LOGGED_NAMES = 1000
+_MAX_HEADER_CHARACTERS = 2000  # proxies refuse headers of several thousand
+_SAME_WORD = 0.9  # similarity above which a name is taken for a misspelling
+_UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
+_logger = logging.getLogger(__name__)
+
+# Where a model stands in a request: the place of the model around it, the field of that, and the index in its list.
+# None is the request itself. Only errors need it as text, and a request may have thousands.
+_Place = tuple["_Place | None", str, int | None]
+
+
+class IgnoredFields:
+    """Checks the fields of requests that are not applied.
+
+    Args:
+      strict: Refuse every field that is unknown.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
+        self._logged: set[str] = set()
+
+    def check(self, request: BaseModel, more: Iterable[str] = ()) -> dict[str, str]:
+        """Returns headers of the answer that name the request's ignored fields; the log names each field once.
+
+        Args:
+          request: The request.
+          more: Names of what else is ignored.
+
+        Raises:
+          RefusedFieldError: A field would change the answer, or is most likely misspelt; or it is unknown, and those
+            are refused.
+        """
+        names = ignored_fields(request, strict=self._strict)
+        names += [name for name in map(_plain, more) if name not in names]
+        for name in names:
+            if name not in self._logged and len(self._logged) < _MAX_LOGGED_NAMES:
+                self._logged.add(name)
+                _logger.info("requests carry %s, which has no effect here", name)
+        return {HEADER: ",".join(names)[:_MAX_HEADER_CHARACTERS]} if names else {}
+
+
+def ignored_fields(request: BaseModel, *, strict: bool = False) -> list[str]:
+    """The names of a request's fields that have no effect, such as "user" or "messages.cache_control".
+
+    Args:
+      request: The request; fields of `LenientModel`s inside it count too.
+      strict: Refuse every field that is unknown.
+
+    Raises:
+      RefusedFieldError: See `IgnoredFields.check`.
+    """
+    names: set[str] = set()
+    kinds: set[tuple[type[LenientModel], str]] = set()  # many messages may have the same field
+    for prefix, place, model in _lenient_models(request):
+        for name, value in model.unknown_fields.items():
+            kinds.add((type(model), name))
+            if len(kinds) > MAX_UNKNOWN_FIELDS:
+                raise RefusedFieldError(
+                    f"is unknown here, and so are more than {MAX_UNKNOWN_FIELDS} fields of the request: leave them out",
+                    param=_shown(_path(place, name)),
+                )
+            if strict and name not in model.not_applied:
+                raise _unknown(_path(place, name), "leave it out")
+            if _is_ignored(model, place, name, value):
+                names.add(prefix + name)
+        for name in _declared(type(model)):
+            if _is_ignored(model, place, name, getattr(model, name)):
+                names.add(prefix + name)
+    return sorted(set(map(_plain, names)))
+
+
+def _is_ignored(model: LenientModel, place: _Place | None, name: str, value: object) -> bool:
+    """Whether a field has no effect and asked for one.
+
+    Raises:
+      RefusedFieldError: It would change the answer.
+    """
+    if value is None:
+        return False
+    rule = model.not_applied.get(name)
+    if rule is None:
+        if (meant := _meant(type(model), name)) is not None:
+            raise _unknown(_path(place, name), f"did you mean {meant}?")
+        return True
+    if value in rule.neutral:
+        return False
+    if rule.advice is not None:
+        raise _unsupported(_path(place, name), rule, rule.advice)
+    return True
+
+
+def _lenient_models(request: BaseModel) -> Iterator[tuple[str, _Place | None, LenientModel]]:
+    """The lenient models in a request, itself included.
+
+    This runs in the event loop, over every block of every message: no step for each of their fields.
+
+    Yields:
+      The path to the model's fields, without indices; the model's place; the model.
+    """
+    stack: list[tuple[str, _Place | None, Any]] = [("", None, request)]
+    while stack:
+        prefix, place, model = stack.pop()
+        is_lenient, nested = _structure(type(model))
+        if is_lenient:
+            yield prefix, place, model
+        for name in nested:
+            value = getattr(model, name)
+            if type(value) is list:
+                inner = f"{prefix}{name}."
+                stack += [(inner, (place, name, i), item) for i, item in enumerate(value)]
+            elif isinstance(value, BaseModel):
+                stack.append((f"{prefix}{name}.", (place, name, None), value))
+
+
+@functools.cache
+def _structure(kind: type) -> tuple[bool, tuple[str, ...]]:
+    """Whether a class is a lenient model, and which of its fields may hold models."""
+    if not issubclass(kind, BaseModel):
+        return False, ()
+    nested = (name for name, field in kind.model_fields.items() if _may_hold_models(field.annotation))
+    return issubclass(kind, LenientModel), tuple(nested)
+
+
+def _may_hold_models(annotation: Any) -> bool:
+    if arguments := get_args(annotation):
+        return any(map(_may_hold_models, arguments))
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _path(place: _Place | None, name: str) -> str:
+    """A field with the path to it, such as "messages[3].name"."""
+    while place is not None:
+        place, field, index = place
+        name = f"{field}.{name}" if index is None else f"{field}[{index}].{name}"
+    return name
+
+
+@functools.cache
+def _declared(model: type[LenientModel]) -> list[str]:
+    """The fields that a model declares and that are not applied."""
+    return [name for name in model.not_applied if name in model.model_fields]
+
+
+@functools.lru_cache(maxsize=1024)
+def _meant(model: type[LenientModel], name: str) -> str | None:
+    """The field of which this name is most likely a misspelling."""
+    if len(name) > _MAX_NAME_CHARACTERS:
+        return None
+    known = {*model.model_fields, *model.not_applied}
+    return next(iter(difflib.get_close_matches(name.lower(), known, 1, _SAME_WORD)), None)
+
+
+def _unknown(path: str, advice: str) -> UnknownFieldError:
+    return UnknownFieldError(f"is not a known parameter: {advice}", param=_shown(path))
+
+
+def _unsupported(path: str, rule: NotApplied, advice: str) -> UnsupportedFieldError:
+    neutral = f"other than {rule.neutral[0]!r} " if rule.neutral else ""
+    return UnsupportedFieldError(f"{neutral}cannot be honoured: {advice}", param=_shown(path))
+
+
+def _shown(path: str) -> str:
+    return path if len(path) <= 2 * _MAX_NAME_CHARACTERS else path[: 2 * _MAX_NAME_CHARACTERS] + "..."
+
+
+def _plain(path: str) -> str:
+    """A path without indices, fit for a header and a log line."""
+    return _UNPRINTABLE.sub("?", re.sub(r"\[\d+\]", "", path))[: 2 * _MAX_NAME_CHARACTERS]

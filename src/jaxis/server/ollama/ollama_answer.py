@@ -1,0 +1,201 @@
+"""The answers of Ollama's /api/chat and /api/generate, whole or as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from jaxis.outputs import RequestOutput
+from jaxis.parsing.parser_events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from jaxis.server.generation.answer_reader import AnswerReader
+from jaxis.server.generation.job import GenerationJob
+from jaxis.server.generation.model_info import rfc3339
+from jaxis.server.http.errors import ApiError
+from jaxis.server.http.sse import StreamForm
+from jaxis.server.ollama.ollama_job import OLLAMA_ERRORS
+from jaxis.server.ollama.ollama_schema import (
+    OllamaAnswer,
+    OllamaAnswerMessage,
+    OllamaChatAnswer,
+    OllamaChatRequest,
+    OllamaFunctionCall,
+    OllamaGenerateAnswer,
+    OllamaGenerateRequest,
+    OllamaToolCall,
+)
+from jaxis.server.openai.logprobs import ChatPositionLogprobs, LogprobFormatter
+
+NDJSON = "application/x-ndjson"
+
+
+class OllamaAnswerWriter(StreamForm):
+    """Writes the answer to a request.
+
+    Args:
+      request: The request.
+      job: Its job.
+    """
+
+    media_type = NDJSON
+
+    def __init__(self, request: OllamaChatRequest | OllamaGenerateRequest, job: GenerationJob) -> None:
+        self._request = request
+        self._model = job.model.name
+        self._reader = AnswerReader(job)
+        self._formatter = LogprobFormatter(job.model.tokenizer)
+        self._parts = _PartReader()
+        self._finish_reason: str | None = None
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> OllamaAnswer:
+        """The whole answer."""
+        [output] = outputs
+        parts = self._take(output)
+        answer = AnswerPart(
+            "".join(part.content for part in parts),
+            "".join(part.thinking for part in parts),
+            [call for part in parts for call in part.tool_calls],
+        )
+        return self._ended(answer, (self._logprobs(output) or []) if self._request.logprobs else None)
+
+    def add(self, prompt: int, output: RequestOutput) -> str:  # noqa: ARG002 (there is one prompt)
+        """The lines of an output."""
+        parts, logprobs = self._take(output), self._logprobs(output)
+        if logprobs and not parts:
+            parts = [AnswerPart()]
+        return "".join(_line(self._answer(part, logprobs if i == 0 else None)) for i, part in enumerate(parts))
+
+    def end(self) -> str:
+        """The last line."""
+        return _line(self._ended(AnswerPart(), None))
+
+    def keep_alive(self) -> str:
+        """A line that says only that the answer is still coming."""
+        return _line(self._answer(AnswerPart(), None))
+
+    def failure(self, error: ApiError) -> str:
+        """The last line of a stream that has failed."""
+        return json.dumps(OLLAMA_ERRORS.body(error)) + "\n"
+
+    def _take(self, output: RequestOutput) -> list[AnswerPart]:
+        parts: list[AnswerPart] = []
+        for completion, events in self._reader.read(output):
+            parts += self._parts.add(events)
+            self._finish_reason = completion.finish_reason
+        return parts
+
+    def _logprobs(self, output: RequestOutput) -> list[ChatPositionLogprobs] | None:
+        positions = [position for completion in output.outputs for position in completion.logprobs or ()]
+        return self._formatter.chat(positions, self._request.top_logprobs or 0).content if positions else None
+
+    def _answer(self, part: AnswerPart, logprobs: list[ChatPositionLogprobs] | None, **more: Any) -> OllamaAnswer:
+        return _answer(self._request, self._model, part, logprobs=logprobs, **more)
+
+    def _ended(self, answer: AnswerPart, logprobs: list[ChatPositionLogprobs] | None) -> OllamaAnswer:
+        """The answer, or its last line, with Ollama's counts, and its durations in nanoseconds."""
+        counts = self._reader.counts
+        return self._answer(
+            answer,
+            logprobs,
+            done=True,
+            done_reason=self._finish_reason,
+            total_duration=_nanoseconds(counts.total_seconds),
+            load_duration=_nanoseconds(counts.waiting_seconds),
+            prompt_eval_count=counts.num_prompt_tokens,
+            prompt_eval_duration=_nanoseconds(counts.prefill_seconds),
+            eval_count=counts.num_tokens,
+            eval_duration=_nanoseconds(counts.decode_seconds),
+        )
+
+
+def empty_answer(request: OllamaChatRequest | OllamaGenerateRequest, model: str) -> OllamaAnswer:
+    """The answer to a request with nothing to answer.
+
+    Clients send it to load the model before its first use, or to unload it; it stays where it is.
+    """
+    unload = request.keep_alive in (0, "0", "0s")
+    return _answer(request, model, AnswerPart(), done=True, done_reason="unload" if unload else "load")
+
+
+@dataclass
+class AnswerPart:
+    """A part of an answer: what a line adds, or all of it.
+
+    Attributes:
+      content: Its text.
+      thinking: Its reasoning.
+      tool_calls: Calls that are complete.
+    """
+
+    content: str = ""
+    thinking: str = ""
+    tool_calls: list[OllamaToolCall] = field(default_factory=list)
+
+
+class _PartReader:
+    """Reads the events of one answer.
+
+    Arguments are objects here, so a call is known only when it has ended. One that the end of the answer cut off is
+    left out: the reason of the end tells of it.
+    """
+
+    def __init__(self) -> None:
+        self._open: OllamaToolCall | None = None
+        self._arguments = ""
+        self._num_calls = 0
+
+    def add(self, events: Iterable[Event]) -> list[AnswerPart]:
+        """The parts that a step's events make: neighbouring text and reasoning is one, and each call is one."""
+        parts: list[AnswerPart] = []
+        for event in events:
+            match event:
+                case ContentDelta(text):
+                    _text_part(parts).content += text
+                case ReasoningDelta(text):
+                    _text_part(parts).thinking += text
+                case ToolCallStart(_, call_id, name):
+                    function = OllamaFunctionCall(index=self._num_calls, name=name)
+                    self._open, self._arguments = OllamaToolCall(id=call_id, function=function), ""
+                case ToolCallArgumentsDelta(_, text):
+                    self._arguments += text
+                case ToolCallEnd(_, status):
+                    if self._open is not None and status == "complete":
+                        self._open.function.arguments = json.loads(self._arguments)
+                        parts.append(AnswerPart(tool_calls=[self._open]))
+                        self._num_calls += 1
+                    self._open = None
+        return parts
+
+
+def _text_part(parts: list[AnswerPart]) -> AnswerPart:
+    if not parts or parts[-1].tool_calls:
+        parts.append(AnswerPart())
+    return parts[-1]
+
+
+def _answer(
+    request: OllamaChatRequest | OllamaGenerateRequest, model: str, part: AnswerPart, **more: Any
+) -> OllamaAnswer:
+    fields = {"model": model, "created_at": rfc3339(datetime.now(UTC)), **more}
+    thinking = part.thinking or None
+    if isinstance(request, OllamaGenerateRequest):
+        return OllamaGenerateAnswer(response=part.content, thinking=thinking, **fields)
+    message = OllamaAnswerMessage(content=part.content, thinking=thinking, tool_calls=part.tool_calls or None)
+    return OllamaChatAnswer(message=message, **fields)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _line(answer: OllamaAnswer) -> str:
+    return answer.model_dump_json() + "\n"

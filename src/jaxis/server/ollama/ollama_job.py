@@ -1,0 +1,221 @@
+"""From the bodies of Ollama's /api/chat and /api/generate to a generation job."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from jaxis.errors import RequestError
+from jaxis.server.generation.grammar import AnswerGrammar
+from jaxis.server.generation.job import AnswerFormat, GenerationJob, sampling_params
+from jaxis.server.generation.prompts import ChatPrompt, PlainPrompts, effort_variables, thinking_variables
+from jaxis.server.generation.served_model import ServedModel
+from jaxis.server.generation.tools import ToolsNotSupportedError, choose_tools
+from jaxis.server.http.body import MAX_INT32, new_id
+from jaxis.server.http.errors import ApiError, ErrorDialect
+from jaxis.server.ollama.ollama_schema import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaOptions,
+    OllamaRequest,
+)
+
+_logger = logging.getLogger(__name__)
+_SAME_NAME = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop")
+
+
+class _OllamaErrors(ErrorDialect):
+    """Ollama's errors: a message, which names the field."""
+
+    def own(self, error: RequestError) -> RequestError:
+        if isinstance(error, ToolsNotSupportedError):
+            return RequestError(f"{error.model!r} does not support tools: {error}")  # clients look for these words
+        return super().own(error)
+
+    def body(self, error: ApiError) -> dict[str, Any]:
+        """The error object."""
+        return {"error": error.body()["error"]["message"]}
+
+
+OLLAMA_ERRORS = _OllamaErrors(
+    prefixes=("/api",),
+    fields={
+        **{name: f"options.{name}" for name in (*_SAME_NAME, "top_k", "seed")},
+        "repetition_penalty": "options.repeat_penalty",
+        "max_tokens": "options.num_predict",
+        "reasoning_effort": "think",
+    },
+)
+
+
+def chat_job(request: OllamaChatRequest, model: ServedModel) -> GenerationJob:
+    """What a request of /api/chat asks for; an answer that has begun goes on, as with Ollama.
+
+    Raises:
+      RequestError: A field cannot be honoured.
+    """
+    model = model.named(request.model)
+    messages = _template_messages(request.messages or [])
+    last = messages[-1]
+    goes_on = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
+    return _conversation_job(request, model, messages, continue_final_message=goes_on)
+
+
+def generate_job(request: OllamaGenerateRequest, model: ServedModel) -> GenerationJob:
+    """What a request of /api/generate asks for: to answer a prompt, or to continue it as it is.
+
+    Raises:
+      RequestError: A field cannot be honoured.
+    """
+    model = model.named(request.model)
+    has_template = model.tokenizer is not None and model.tokenizer.has_chat_template
+    if has_template and not request.raw:
+        messages = [{"role": "system", "content": request.system}] if request.system else []
+        return _conversation_job(request, model, [*messages, {"role": "user", "content": request.prompt or ""}])
+    if request.system:
+        why = "raw=true takes the prompt as it is" if has_template else "the model has no chat template"
+        raise RequestError(f"cannot be honoured: {why}: put it into the prompt", param="system")
+    if request.think:
+        raise RequestError("cannot be honoured without a chat template: leave it out", param="think")
+    answer = AnswerFormat(grammar=_grammar(request))
+    settings = _settings(request)
+    # The limit of other completions is 16 tokens; this one is past the end of any context.
+    settings["max_tokens"] = settings["max_tokens"] or MAX_INT32
+    return GenerationJob(
+        request_id=new_id("cmpl"),
+        model=model,
+        prompts=PlainPrompts(prompts=[request.prompt or ""]),
+        params=sampling_params(model, settings, answer),
+        answer=answer,
+        stream=request.streams,
+    )
+
+
+def ignored_options(options: OllamaOptions | None, max_model_len: int) -> list[str]:
+    """num_ctx, if it asks for a longer context than there is; the log says so once."""
+    if options is None or options.num_ctx is None or options.num_ctx <= max_model_len:
+        return []
+    _log_num_ctx(options.num_ctx, max_model_len)
+    return ["options.num_ctx"]
+
+
+@functools.lru_cache(maxsize=64)
+def _log_num_ctx(num_ctx: int, max_model_len: int) -> None:
+    _logger.info(
+        "a request asks for num_ctx=%d, and the context is %d tokens long: start with a larger --max-model-len",
+        num_ctx,
+        max_model_len,
+    )
+
+
+def _conversation_job(
+    request: OllamaRequest,
+    model: ServedModel,
+    messages: list[dict[str, Any]],
+    *,
+    continue_final_message: bool = False,
+) -> GenerationJob:
+    offered = (request.tools if isinstance(request, OllamaChatRequest) else None) or ()
+    functions = [tool.function.model_dump(exclude_unset=True) for tool in offered]
+    tools = choose_tools(model, {f"tools[{i}].function": function for i, function in enumerate(functions)}, None)
+    prompt = ChatPrompt(
+        messages=messages,
+        tools=[{"type": "function", "function": function} for function in functions],
+        variables=_thinking(request.think, model),
+        continue_final_message=continue_final_message,
+    )
+    # A model that reasons although it should not keeps it to itself.
+    answer = AnswerFormat.of_chat(model, tools, _grammar(request), include_reasoning=request.think is not False)
+    return GenerationJob(
+        request_id=new_id("chatcmpl"),
+        model=model,
+        prompts=prompt,
+        params=sampling_params(model, _settings(request), answer),
+        answer=answer,
+        stream=request.streams,
+    )
+
+
+def _settings(request: OllamaRequest) -> dict[str, Any]:
+    """The request's parameters by the names of SamplingParams; None for what it leaves out."""
+    options = request.options or OllamaOptions()
+    return {
+        **{name: getattr(options, name) for name in _SAME_NAME},
+        "max_tokens": options.num_predict if (options.num_predict or 0) > 0 else None,
+        "top_k": None if options.top_k is None else max(0, options.top_k),
+        "seed": None if options.seed is None or options.seed < 0 else options.seed,
+        "repetition_penalty": None if options.repeat_last_n == 0 else options.repeat_penalty,
+        "logprobs": (request.top_logprobs or 0) if request.logprobs else None,
+    }
+
+
+def _grammar(request: OllamaRequest) -> AnswerGrammar | None:
+    if isinstance(request.format, dict):
+        return AnswerGrammar.of("format", json_schema=request.format)
+    return AnswerGrammar.of("format", json_object=True) if request.format else None
+
+
+def _thinking(think: bool | str | None, model: ServedModel) -> dict[str, Any]:
+    """Variables of the chat template that make the model reason, or not.
+
+    Raises:
+      RequestError: The model does not reason, and is asked to.
+    """
+    if think is None:
+        return {}
+    variables = thinking_variables(bool(think), model.tokenizer)
+    if think is False:
+        return variables
+    if model.parsers.reasoning is None:  # clients look for these words
+        raise RequestError(f"{model.name!r} does not support thinking: leave think out, or send false")
+    effort = "high" if think == "max" else think
+    if isinstance(effort, str):
+        variables |= effort_variables(effort, model.tokenizer) or {}
+    return variables
+
+
+def _template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
+    """The messages as a `ChatPrompt` has them, with ids for the calls and answers that have none.
+
+    Many clients leave them out. An id depends on the place in the conversation alone, so that the prompts of later
+    turns begin alike. It has nine letters and digits, which is what Mistral's templates accept.
+    """
+    converted = []
+    unanswered: list[tuple[str, str]] = []  # (id, name) of calls
+    num_calls = 0
+    for message in messages:
+        calls = []
+        for call in message.tool_calls or ():
+            call_id = call.id or f"call{num_calls:05d}"
+            num_calls += 1
+            unanswered.append((call_id, call.function.name))
+            arguments = json.dumps(call.function.arguments, ensure_ascii=False)
+            function = {"name": call.function.name, "arguments": arguments}
+            calls.append({"id": call_id, "type": "function", "function": function})
+        call_id = message.tool_call_id or None
+        if message.role == "tool":
+            call_id = _answered(unanswered, call_id, message.tool_name)
+        given = {
+            "name": message.tool_name or None,
+            "tool_call_id": call_id,
+            "reasoning_content": message.thinking or None,
+            "tool_calls": calls or None,
+        }
+        converted.append(
+            {"role": message.role, "content": message.content or (None if calls else "")}
+            | {name: value for name, value in given.items() if value is not None}
+        )
+    return converted
+
+
+def _answered(unanswered: list[tuple[str, str]], call_id: str | None, name: str | None) -> str | None:
+    """The id of the call that a tool's message answers, which is taken from the list."""
+    for index, (waiting_id, waiting_name) in enumerate(unanswered):
+        if call_id == waiting_id or (call_id is None and name in (None, "", waiting_name)):
+            del unanswered[index]
+            return waiting_id
+    return call_id

@@ -1,0 +1,1 @@
+"""OpenAI's endpoints, with vLLM's fields where OpenAI has none."""

@@ -1,0 +1,95 @@
+"""From the body of /v1/chat/completions to a generation job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from jaxis.errors import RequestError
+from jaxis.server.generation.job import AnswerFormat, GenerationJob, sampling_params
+from jaxis.server.generation.prompts import ChatPrompt, template_variables
+from jaxis.server.generation.served_model import ServedModel
+from jaxis.server.generation.tools import choose_tools
+from jaxis.server.http.body import new_id
+from jaxis.server.openai.chat_schema import ChatCompletionRequest, ChatMessage
+from jaxis.server.openai.fields import NamedToolChoice
+from jaxis.server.openai.settings import answer_grammar, check_stream_options, sampling_settings, token_limit
+from jaxis.tokenizer import Tokenizer
+
+
+def chat_job(request: ChatCompletionRequest, model: ServedModel, request_id: str | None = None) -> GenerationJob:
+    """What a chat request asks for.
+
+    Args:
+      request: The request.
+      model: The served model.
+      request_id: None generates one.
+
+    Raises:
+      RequestError: A field cannot be honoured.
+    """
+    prompt = chat_prompt(request, model.tokenizer)
+    model = model.named(request.model)
+    check_stream_options(request)
+    if request.echo and not request.continue_final_message:
+        raise RequestError("needs continue_final_message=true: add it, or leave echo out", param="echo")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise RequestError("needs logprobs=true: add it", param="top_logprobs")
+    grammar = answer_grammar(request)
+    settings = sampling_settings(request) | {
+        "max_tokens": token_limit(request.max_tokens, request.max_completion_tokens),
+        "logprobs": (request.top_logprobs or 0) if request.logprobs else None,
+        "prediction": None if request.prediction is None else request.prediction.text,
+    }
+    choice = request.tool_choice
+    tools = choose_tools(
+        model,
+        {f"tools[{i}].function": tool.function.model_dump() for i, tool in enumerate(request.tools or ())},
+        choice.model_dump() if isinstance(choice, NamedToolChoice) else choice,
+        parallel=request.parallel_tool_calls is not False,
+    )
+    answer = AnswerFormat.of_chat(model, tools, grammar, include_reasoning=request.include_reasoning is not False)
+    return GenerationJob(
+        request_id=request_id or new_id("chatcmpl"),
+        model=model,
+        prompts=prompt,
+        params=sampling_params(model, settings, answer),
+        answer=answer,
+        priority=request.priority or 0,
+        stream=bool(request.stream),
+    )
+
+
+def chat_prompt(request: ChatCompletionRequest, tokenizer: Tokenizer | None) -> ChatPrompt:
+    """The prompt of a request.
+
+    Raises:
+      RequestError: chat_template_kwargs sets a reserved name, or the template does not read reasoning_effort.
+    """
+    shown = () if request.tool_choice == "none" else request.tools or ()
+    return ChatPrompt(
+        messages=template_messages(request.messages),
+        tools=[tool.model_dump(exclude_unset=True) for tool in shown],
+        variables=template_variables(request.chat_template_kwargs, request.reasoning_effort, tokenizer),
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=bool(request.continue_final_message),
+        cache_salt=request.cache_salt,
+    )
+
+
+def template_messages(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as `ChatPrompt` has them."""
+    return [_template_message(message) for message in messages]
+
+
+def _template_message(message: ChatMessage) -> dict[str, Any]:
+    fields: dict[str, Any] = {"role": message.role, "content": message.text}
+    for name in ("name", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            fields[name] = value
+    if (reasoning := message.reasoning_content or message.reasoning) is not None:
+        fields["reasoning_content"] = reasoning
+    if message.tool_calls:
+        fields["tool_calls"] = [call.model_dump(exclude={"index"}, exclude_none=True) for call in message.tool_calls]
+        fields["content"] = fields["content"] or None
+    return fields

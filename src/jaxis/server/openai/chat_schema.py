@@ -1,0 +1,195 @@
+"""Bodies of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from jaxis.sampling_params import INTEGER_BOUNDS
+from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, bounded, is_none
+from jaxis.server.openai.fields import (
+    Answer,
+    ChatToolCall,
+    ChatToolCallDelta,
+    GenerationRequest,
+    NamedToolChoice,
+    StructuredFields,
+    Tool,
+    Usage,
+)
+from jaxis.server.openai.logprobs import ChatLogprobs
+from jaxis.server.openai.not_applied import NOT_FOR_CHAT
+
+MAX_MESSAGES = 4096
+
+
+def no_images(part_type: object) -> object:
+    """Refuses the type of a content part that is an image, in words that clients look for."""
+    if part_type in ("image_url", "image", "input_image"):
+        raise ValueError("this model does not support image input: send text")
+    return part_type
+
+
+class ContentPart(LenientModel):
+    """The only kind of content: nothing is ever fetched from an address in a request."""
+
+    type: Annotated[Literal["text"], BeforeValidator(no_images)]
+    text: str
+
+
+class ChatMessage(LenientModel):
+    """One turn. Assistant messages may come back as the server sent them.
+
+    Attributes:
+      tool_calls: Of an assistant: the calls that it made.
+      tool_call_id: Of a tool: the call that it answers.
+      reasoning_content, reasoning: Of an assistant: its reasoning, under either of the names in use.
+    """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {
+        "prefix": NotApplied((False,), "send continue_final_message"),
+        "images": NotApplied(([],), "this model does not support image input: leave them out"),
+    }
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ChatToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+    @property
+    def text(self) -> str:
+        """The parts as one string, which every template accepts; few accept parts."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class Prediction(LenientModel):
+    """What the answer is expected to be, such as the file that it edits."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatCompletionRequest(GenerationRequest, StructuredFields):
+    """A conversation to answer.
+
+    Attributes:
+      messages: The conversation.
+      max_completion_tokens, max_tokens: Most tokens to generate, under the new and the old name; None goes on until
+        the model stops or its context is full.
+      logprobs: Return log-probabilities.
+      top_logprobs: With `logprobs`: of this many most likely tokens for each token.
+      add_generation_prompt: End the prompt where the assistant's turn begins; None does unless
+        `continue_final_message`.
+      continue_final_message: Go on with the last message in place of answering it.
+      chat_template_kwargs: More variables for the chat template.
+      echo: With `continue_final_message`: put the message before what is added to it.
+      tools: Functions that the model may call.
+      tool_choice: Whether it may ("auto", the default where there are tools), must ("required"), must not ("none"),
+        or which one it must call.
+      parallel_tool_calls: False keeps the first call of an answer only.
+      reasoning_effort: A variable of the chat template; refused where that does not read it.
+      include_reasoning: False leaves the reasoning out of the answer.
+      modalities: Only ["text"].
+      prediction: Where the engine speculates by lookup, makes an answer that is much like it faster; it changes no
+        answer.
+    """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = GenerationRequest.not_applied | NOT_FOR_CHAT
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
+    max_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
+    logprobs: bool | None = None
+    top_logprobs: int | None = bounded(INTEGER_BOUNDS["logprobs"])
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    echo: bool | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    include_reasoning: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    prediction: Prediction | None = None
+
+
+class AssistantMessage(BaseModel):
+    """The model's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None = None
+    refusal: None = None
+    reasoning_content: str | None = Field(default=None, exclude_if=is_none)
+    tool_calls: list[ChatToolCall] | None = Field(default=None, exclude_if=is_none)
+
+
+class ChatChoice(BaseModel):
+    """One of `n` answers."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class ChatCompletionResponse(Answer):
+    """A whole answer.
+
+    Attributes:
+      kv_transfer_params: With these, another server finds the prompt's blocks here, if the request asked for that.
+    """
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: list[dict[int, dict[str, Any]] | None] | None = Field(default=None, exclude_if=is_none)
+    kv_transfer_params: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
+
+
+class ChatDelta(BaseModel):
+    """A chunk's addition to a message."""
+
+    role: Literal["assistant"] | None = Field(default=None, exclude_if=is_none)
+    content: str | None = Field(default=None, exclude_if=is_none)
+    reasoning_content: str | None = Field(default=None, exclude_if=is_none)
+    tool_calls: list[ChatToolCallDelta] | None = Field(default=None, exclude_if=is_none)
+
+
+class ChatChunkChoice(BaseModel):
+    """A chunk's addition to one of `n` answers."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class ChatCompletionChunk(Answer):
+    """A part of a streamed answer.
+
+    Attributes:
+      kv_transfer_params: As in a whole answer; in the last chunk of the last choice.
+    """
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    kv_transfer_params: dict[str, Any] | None = Field(default=None, exclude_if=is_none)

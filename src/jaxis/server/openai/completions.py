@@ -1,0 +1,256 @@
+"""/v1/completions: its request and what that asks for, and its answer, whole or streamed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import BaseModel, Field
+
+from jaxis.errors import RequestError
+from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxis.sampling_params import INTEGER_BOUNDS
+from jaxis.server.generation.answer_reader import AnswerCounts
+from jaxis.server.generation.job import AnswerFormat, GenerationJob, sampling_params
+from jaxis.server.generation.prompts import PlainPrompts
+from jaxis.server.generation.served_model import ServedModel
+from jaxis.server.http.body import MAX_INT32, NotApplied, TokenId, bounded, is_none, new_id
+from jaxis.server.http.sse import DONE, DataEvents, TextEvents, sse_event
+from jaxis.server.openai.chat_schema import Prediction
+from jaxis.server.openai.fields import Answer, GenerationRequest, StructuredFields, Usage
+from jaxis.server.openai.logprobs import CompletionLogprobs, LogprobFormatter
+from jaxis.server.openai.not_applied import NOT_FOR_COMPLETIONS
+from jaxis.server.openai.settings import answer_grammar, check_stream_options, sampling_settings, token_limit
+
+MAX_PROMPTS = 4096
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(GenerationRequest, StructuredFields):
+    """A prompt, or a batch of prompts, to complete.
+
+    Attributes:
+      prompt: A string, token ids, or a list of either.
+      max_tokens: 0, with `echo`, only reads the prompt; None is 16.
+      max_completion_tokens: The same limit by the name that it has in chat: some proxies send both.
+      echo: Put the prompt before the completion, in the text and in the log-probabilities.
+      logprobs: This many most likely tokens' log-probabilities for each token.
+      add_special_tokens: Add the tokenizer's beginning-of-sequence token to a string; only false does not.
+      best_of: Only the value of `n`.
+      suffix: Not supported.
+      prediction: As in a chat request, and for every prompt; OpenAI's completions have none.
+    """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = GenerationRequest.not_applied | NOT_FOR_COMPLETIONS
+
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    max_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
+    max_completion_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
+    echo: bool | None = None
+    logprobs: int | None = bounded(INTEGER_BOUNDS["logprobs"])
+    add_special_tokens: bool | None = None
+    best_of: int | None = None
+    suffix: Literal[""] | None = None
+    prediction: Prediction | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """The batch, one prompt being a batch of one."""
+        # The first element tells the type of all.
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
+
+
+class CompletionChoice(BaseModel):
+    """One completion, or what a chunk adds to it; `index` counts through the prompts and their `n` completions."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: list[dict[int, dict[str, Any]] | None] | None = Field(default=None, exclude_if=is_none)
+
+
+class CompletionResponse(Answer):
+    """A whole answer, or a chunk of one.
+
+    Attributes:
+      kv_transfer_params: See `ChatCompletionResponse`. In a stream, the last chunk of each prompt has them.
+    """
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+    kv_transfer_params: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
+
+
+def completion_job(request: CompletionRequest, model: ServedModel, request_id: str | None = None) -> GenerationJob:
+    """What a request for completions asks for.
+
+    Args:
+      request: The request.
+      model: The served model.
+      request_id: None generates one.
+
+    Raises:
+      RequestError: A field cannot be honoured.
+    """
+    model = model.named(request.model)
+    check_stream_options(request)
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise RequestError(f"={request.best_of} is not supported: leave it out, and choose from n", param="best_of")
+    max_tokens = token_limit(request.max_tokens, request.max_completion_tokens)
+    if max_tokens == 0 and not request.echo:
+        raise RequestError("=0 generates nothing: send at least 1, or echo=true", param="max_tokens")
+    settings = sampling_settings(request) | {
+        "max_tokens": DEFAULT_MAX_TOKENS if max_tokens is None else max(1, max_tokens),
+        "logprobs": request.logprobs,
+        "prediction": None if request.prediction is None else request.prediction.text,
+    }
+    if request.echo and request.logprobs is not None:
+        settings["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    answer = AnswerFormat(grammar=answer_grammar(request))
+    return GenerationJob(
+        request_id=request_id or new_id("cmpl"),
+        model=model,
+        prompts=PlainPrompts(
+            prompts=request.prompts(),
+            add_special_tokens=request.add_special_tokens is not False,
+            cache_salt=request.cache_salt,
+        ),
+        params=sampling_params(model, settings, answer),
+        answer=answer,
+        priority=request.priority or 0,
+        stream=bool(request.stream),
+    )
+
+
+class CompletionAnswer(DataEvents):
+    """Writes the answer to a request for completions.
+
+    Args:
+      request: The request.
+      job: Its job.
+    """
+
+    def __init__(self, request: CompletionRequest, job: GenerationJob) -> None:
+        options = request.stream_options
+        self._request = request
+        self._job = job
+        self._formatter = LogprobFormatter(job.model.tokenizer, bool(request.return_tokens_as_token_ids))
+        self._counts = AnswerCounts()
+        self._ends_with_usage = options is not None and bool(options.include_usage)
+        self._always_tells_usage = options is not None and bool(options.continuous_usage_stats)
+        self._offsets: dict[int, int] = {}  # per choice: characters so far
+        self._prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}  # per prompt
+        self._plain: dict[int, TextEvents] = {}
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> CompletionResponse:
+        """The whole answer."""
+        choices = []
+        for prompt, output in enumerate(outputs):
+            self._trim(output)
+            self._counts.add(prompt, output)
+            choices += [self._choice(prompt, output, completion) for completion in output.outputs]
+        # The parameters are the same for each prompt: they do not name blocks.
+        return self._answer(choices, Usage.of(self._counts), outputs[0].kv_transfer_params)
+
+    def add(self, prompt: int, output: RequestOutput) -> str:
+        """The chunk of an output."""
+        self._trim(output)
+        self._counts.add(prompt, output)
+        if not self._always_tells_usage and (text := _plain_text(output)):
+            number = prompt * self._job.params.n + output.outputs[0].index
+            if number in self._plain:
+                return self._plain[number].event(text)
+            self._plain[number] = TextEvents(functools.partial(self._text_chunk, number))
+        choices = [self._choice(prompt, output, completion) for completion in output.outputs]
+        choices = [choice for choice in choices if choice.text or choice.logprobs or choice.finish_reason]
+        if not choices:
+            return ""
+        usage = Usage.of(self._counts) if self._always_tells_usage else None
+        # The parameters are there once all choices of the prompt have ended.
+        return sse_event(self._answer(choices, usage, output.kv_transfer_params))
+
+    def end(self) -> str:
+        """The token counts, if they were asked for, and the stream's end."""
+        return (sse_event(self._answer([], Usage.of(self._counts))) if self._ends_with_usage else "") + DONE
+
+    def _text_chunk(self, number: int, text: str) -> CompletionResponse:
+        return self._answer([CompletionChoice(index=number, text=text)], None)
+
+    def _answer(
+        self, choices: list[CompletionChoice], usage: Usage | None, transfer: dict[str, Any] | None = None
+    ) -> CompletionResponse:
+        return CompletionResponse(
+            id=self._job.request_id,
+            model=self._job.model.name,
+            system_fingerprint=self._job.model.fingerprint,
+            choices=choices,
+            usage=usage,
+            kv_transfer_params=transfer,
+        )
+
+    def _trim(self, output: RequestOutput) -> None:
+        """Removes the one token that the engine generates even if none was requested."""
+        if self._request.max_tokens == 0:
+            for completion in output.outputs:
+                completion.text, completion.token_ids = "", []
+                completion.finish_reason, completion.stop_reason = "length", None
+                if completion.logprobs is not None:
+                    completion.logprobs = []
+
+    def _choice(self, prompt: int, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice:
+        """A choice, or the addition of a step to it."""
+        number = prompt * self._job.params.n + completion.index
+        is_first = number not in self._offsets
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[prompt] = output.prompt_logprobs
+        text, logprobs = completion.text, None
+        if self._request.echo and is_first:
+            text = self._prompt_text(output) + text
+        if completion.logprobs is not None:
+            logprobs = self._logprobs(number, output, completion, self._prompt_logprobs.get(prompt))
+        self._offsets.setdefault(number, 0)
+        prompt_logprobs = self._prompt_logprobs.get(prompt) if is_first else None
+        if self._request.prompt_logprobs is None:
+            prompt_logprobs = None
+        return CompletionChoice(
+            index=number,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            prompt_logprobs=None if prompt_logprobs is None else self._formatter.prompt(prompt_logprobs),
+        )
+
+    def _logprobs(
+        self, number: int, output: RequestOutput, completion: CompletionOutput, prompt_logprobs: list | None
+    ) -> CompletionLogprobs:
+        token_ids, positions = completion.token_ids, list(completion.logprobs or [])
+        if self._request.echo and number not in self._offsets:
+            token_ids = output.prompt_token_ids + token_ids
+            positions = (prompt_logprobs or []) + positions
+        offset = self._offsets.get(number, 0)
+        logprobs, self._offsets[number] = self._formatter.completion(token_ids, positions, offset)
+        return logprobs
+
+    def _prompt_text(self, output: RequestOutput) -> str:
+        tokenizer = self._job.model.tokenizer
+        if output.prompt is not None or tokenizer is None:
+            return output.prompt or ""
+        return tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+
+
+def _plain_text(output: RequestOutput) -> str | None:
+    """The text of an output that adds nothing but text to one completion; None of others."""
+    if len(output.outputs) != 1 or output.outputs[0].logprobs or output.outputs[0].finished:
+        return None
+    return output.outputs[0].text

@@ -1,0 +1,292 @@
+"""Fields that OpenAI's endpoints share: of requests, under OpenAI's names and vLLM's, and of answers."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field
+
+from jaxis.sampling_params import INTEGER_BOUNDS, LOGIT_BIAS_BOUNDS, NUMBER_BOUNDS
+from jaxis.server.generation.answer_reader import AnswerCounts
+from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, StrictModel, TokenId, bounded, is_none
+from jaxis.server.openai.not_applied import ACCOUNT_FIELDS, OTHER_SERVERS_FIELDS
+
+MAX_ALLOWED_TOKEN_IDS = 2**19  # more than any vocabulary has
+MAX_CHOICES = 4096
+Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+class StreamOptions(LenientModel):
+    """How to stream.
+
+    Attributes:
+      include_usage: End the stream with a chunk that has the token counts and no choices.
+      continuous_usage_stats: Put the token counts so far into every chunk.
+      include_obfuscation: Accepted without effect.
+    """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {"include_obfuscation": NotApplied(neutral=(False,))}
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(LenientModel):
+    """Fields that go to SamplingParams under the same names; None leaves the model's default."""
+
+    n: int | None = bounded(INTEGER_BOUNDS["n"])
+    temperature: float | None = bounded(NUMBER_BOUNDS["temperature"])
+    top_p: float | None = bounded(NUMBER_BOUNDS["top_p"])
+    top_k: int | None = bounded(INTEGER_BOUNDS["top_k"], high=MAX_INT32)
+    min_p: float | None = bounded(NUMBER_BOUNDS["min_p"])
+    frequency_penalty: float | None = bounded(NUMBER_BOUNDS["frequency_penalty"])
+    presence_penalty: float | None = bounded(NUMBER_BOUNDS["presence_penalty"])
+    repetition_penalty: float | None = bounded(NUMBER_BOUNDS["repetition_penalty"])
+    logit_bias: dict[str, Annotated[float, Field(ge=LOGIT_BIAS_BOUNDS.low, le=LOGIT_BIAS_BOUNDS.high)]] | None = Field(
+        None, max_length=1024
+    )
+    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)
+    bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=128)
+    seed: int | None = bounded(INTEGER_BOUNDS["seed"])
+    min_tokens: int | None = bounded(INTEGER_BOUNDS["min_tokens"], high=MAX_INT32)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=1024)
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = bounded(INTEGER_BOUNDS["prompt_logprobs"])
+
+
+class EngineRequest(SamplingFields):
+    """Fields of every request that generates.
+
+    Attributes:
+      model: A served name; None is the one model there is.
+      stream: Stream the answer.
+      priority: The lower value is served first; None is 0.
+      cache_salt: Only requests with the same salt share cached prefixes.
+      kv_transfer_params: vLLM's: keep the prompt's blocks for another server, or where to find them; changes no answer.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
+    cache_salt: str | None = Field(None, min_length=1, max_length=1024)
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class GenerationRequest(EngineRequest):
+    """Fields that chat and text completions accept.
+
+    Attributes:
+      stream_options: Only with `stream`.
+      user, metadata, safety_identifier, prompt_cache_key, service_tier, store: OpenAI's, for its own accounts and
+        records; accepted without effect here.
+    """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = ACCOUNT_FIELDS | OTHER_SERVERS_FIELDS
+
+    stream_options: StreamOptions | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+
+
+class TextFormat(StrictModel):
+    """Free text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(StrictModel):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(StrictModel):
+    """A schema with its name.
+
+    Attributes:
+      name, description: Accepted without effect: the model does not see them.
+      schema_: What the answer follows; None is any JSON object.
+      strict: Accepted without effect: answers always follow the schema.
+    """
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(StrictModel):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputsParams(StrictModel):
+    """vLLM's field: exactly one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: Literal[True] | None = None
+
+
+class StructuredFields(LenientModel):
+    """Constraints that both completion endpoints accept: at most one of these.
+
+    Attributes:
+      response_format: OpenAI's field.
+      structured_outputs: vLLM's.
+      guided_json, guided_regex, guided_choice, guided_grammar: Older names of the same.
+    """
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+
+
+class FunctionDefinition(LenientModel):
+    """A function.
+
+    Attributes:
+      name: Letters, digits, `_`, `-` and `.`; at most 128.
+      parameters: JSON schema of an object with the arguments; None is a function without.
+      strict: Accepted without effect: with tool_choice "required" or a named function arguments always follow the
+        schema, with "auto" they are the model's.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(LenientModel):
+    """A tool; only functions are supported."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(StrictModel):
+    """Which function to call."""
+
+    name: str
+
+
+class NamedToolChoice(StrictModel):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class FunctionCall(LenientModel):
+    """A function's name, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ChatToolCall(LenientModel):
+    """A call. `index` is left over from streamed calls that clients send back, and is ignored."""
+
+    id: str | None = None
+    type: Literal["function"] | None = "function"
+    function: FunctionCall
+    index: int | None = Field(default=None, exclude_if=is_none)
+
+
+class FunctionCallDelta(BaseModel):
+    """The name comes with the call's first chunk; the arguments of all chunks add up."""
+
+    name: str | None = Field(default=None, exclude_if=is_none)
+    arguments: str | None = Field(default=None, exclude_if=is_none)
+
+
+class ChatToolCallDelta(BaseModel):
+    """A chunk's addition to the call with this index; the first chunk has its id and name."""
+
+    index: int
+    id: str | None = Field(default=None, exclude_if=is_none)
+    type: Literal["function"] | None = Field(default=None, exclude_if=is_none)
+    function: FunctionCallDelta
+
+
+class PromptTokensDetails(BaseModel):
+    """How many prompt tokens came from the prefix cache."""
+
+    cached_tokens: int = 0
+
+
+class ReasoningTokensDetails(BaseModel):
+    """How many generated tokens are reasoning."""
+
+    reasoning_tokens: int = 0
+
+
+class CompletionTokensDetails(ReasoningTokensDetails):
+    """Also how many tokens were guessed from the prediction, right and wrong."""
+
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class Usage(BaseModel):
+    """Token counts of an answer."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails = Field(default_factory=PromptTokensDetails)
+    completion_tokens_details: CompletionTokensDetails = Field(default_factory=CompletionTokensDetails)
+
+    @classmethod
+    def of(cls, counts: AnswerCounts, num_reasoning_tokens: int = 0) -> Usage:
+        """The counts of a job's answers so far, and how many of the generated tokens are reasoning."""
+        num_prompt = counts.num_prompt_tokens
+        return cls(
+            prompt_tokens=num_prompt,
+            completion_tokens=counts.num_tokens,
+            total_tokens=num_prompt + counts.num_tokens,
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=num_reasoning_tokens,
+                accepted_prediction_tokens=counts.num_accepted_predictions,
+                rejected_prediction_tokens=counts.num_rejected_predictions,
+            ),
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=counts.num_cached_tokens),
+        )
+
+
+class Answer(BaseModel):
+    """Fields common to all answers.
+
+    Attributes:
+      created: Unix seconds.
+      system_fingerprint: Names the weights, the version and the settings: under equal ones, equal requests that are
+        greedy or have a seed get equal answers.
+    """
+
+    id: str
+    object: str
+    created: int = Field(default_factory=lambda: int(time.time()))
+    model: str
+    system_fingerprint: str | None = None

@@ -1,0 +1,168 @@
+"""Input and output items of /v1/responses: messages, reasoning, calls of tools and their outputs.
+
+Clients send items back as they received them, or as another server wrote them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from jaxis.server.http.body import LenientModel, NotApplied, is_none
+from jaxis.server.openai.chat_schema import no_images
+from jaxis.server.openai.logprobs import ChatPositionLogprobs
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(LenientModel):
+    """Text of a user, or of an answer that comes back as the server sent it."""
+
+    type: Annotated[Literal["input_text", "output_text"], BeforeValidator(no_images)]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class InputMessage(LenientModel):
+    """One turn."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[InputText]
+    id: str | None = None
+    status: ItemStatus | None = None
+    phase: str | None = None
+
+
+class ReasoningText(LenientModel):
+    """Reasoning as the model wrote it."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class SummaryText(LenientModel):
+    """A summary of reasoning, which other servers make."""
+
+    type: Literal["summary_text"] = "summary_text"
+    text: str
+
+
+class ReasoningItem(LenientModel):
+    """The model's reasoning before its answer.
+
+    Attributes:
+      summary: Only other servers make summaries; one is read where there is no content.
+      encrypted_content: Only other servers encrypt, and only they can read it.
+    """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {"encrypted_content": NotApplied(neutral=("",))}
+
+    type: Literal["reasoning"] = "reasoning"
+    id: str | None = None
+    summary: list[SummaryText] | None = Field(default_factory=list)
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+    status: ItemStatus | None = None
+
+    @property
+    def text(self) -> str:
+        """The reasoning."""
+        return "".join(part.text for part in self.content or self.summary or ())
+
+
+class FunctionCallItem(LenientModel):
+    """A call.
+
+    Attributes:
+      call_id: Identifies the call in the function's output.
+      namespace: The one that the function is in, if any.
+      arguments: JSON text of an object.
+    """
+
+    type: Literal["function_call"] = "function_call"
+    id: str | None = None
+    call_id: str
+    name: str
+    namespace: str | None = Field(default=None, exclude_if=is_none)
+    arguments: str
+    status: ItemStatus | None = None
+
+
+class CustomToolCallItem(LenientModel):
+    """A call of a custom tool; `input` is plain text."""
+
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+    id: str | None = None
+    call_id: str
+    name: str
+    namespace: str | None = Field(default=None, exclude_if=is_none)
+    input: str
+    status: ItemStatus | None = None
+
+
+class ToolCallOutput(LenientModel):
+    """The output of a call."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    id: str | None = None
+    call_id: str
+    output: str | list[InputText]
+    status: ItemStatus | None = None
+
+
+class HostedCall(BaseModel):
+    """A call of a tool that another server ran. It is left out; what came of it is in that server's next message."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["web_search_call", "file_search_call", "image_generation_call", "mcp_list_tools"]
+
+
+def _item_type(value: object) -> Any:
+    """The tag of an input item; an item without a type is a message."""
+    return value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[ToolCallOutput, Tag("function_call_output")]
+    | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
+    | Annotated[ToolCallOutput, Tag("custom_tool_call_output")]
+    | Annotated[HostedCall, Tag("web_search_call")]
+    | Annotated[HostedCall, Tag("file_search_call")]
+    | Annotated[HostedCall, Tag("image_generation_call")]
+    | Annotated[HostedCall, Tag("mcp_list_tools")],
+    Discriminator(_item_type),
+]
+
+
+class OutputText(BaseModel):
+    """The answer's text."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[ChatPositionLogprobs] = []
+
+
+class OutputMessage(BaseModel):
+    """The model's turn."""
+
+    type: Literal["message"] = "message"
+    id: str
+    status: ItemStatus
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem
+
+
+def text_of(content: str | list[InputText]) -> str:
+    """Parts as one string."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)

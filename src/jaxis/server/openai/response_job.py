@@ -1,0 +1,209 @@
+"""From the body of /v1/responses to a generation job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jaxis.errors import RequestError
+from jaxis.parsing.tool_parsers.text_input import TextInputToolParser
+from jaxis.server.generation.grammar import AnswerGrammar
+from jaxis.server.generation.job import AnswerFormat, GenerationJob, sampling_params
+from jaxis.server.generation.prompts import ChatPrompt, effort_variables, template_variables
+from jaxis.server.generation.served_model import ServedModel
+from jaxis.server.generation.tools import ToolUse, choose_tools
+from jaxis.server.http.body import new_id
+from jaxis.server.http.errors import ErrorDialect
+from jaxis.server.openai.fields import JsonObjectFormat
+from jaxis.server.openai.response_items import (
+    CustomToolCallItem,
+    FunctionCallItem,
+    HostedCall,
+    InputMessage,
+    ReasoningItem,
+    ToolCallOutput,
+    text_of,
+)
+from jaxis.server.openai.response_schema import INCLUDED, ResponseRequest, TextSchemaFormat
+from jaxis.server.openai.response_tools import (
+    GrammarInput,
+    NamedTool,
+    OfferedTool,
+    custom_arguments,
+    function_name,
+    hosted_types,
+    offered_tools,
+)
+from jaxis.server.openai.settings import sampling_settings
+from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer.chat_messages import parsed_arguments
+
+RESPONSE_ERRORS = ErrorDialect(
+    prefixes=("/v1/responses",),
+    fields={"messages": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning"},
+)
+"""OpenAI's errors, with this endpoint's names of fields."""
+
+
+def response_job(request: ResponseRequest, model: ServedModel, request_id: str | None = None) -> GenerationJob:
+    """What a request asks for.
+
+    Args:
+      request: The request.
+      model: The served model.
+      request_id: None generates one.
+
+    Raises:
+      RequestError: A field cannot be honoured.
+    """
+    if request.top_logprobs is not None and not request.wants_logprobs:
+        raise RequestError('needs include=["message.output_text.logprobs"]: add it', param="top_logprobs")
+    model = model.named(request.model)
+    settings = sampling_settings(request) | {
+        "max_tokens": request.max_output_tokens,
+        "logprobs": (request.top_logprobs or 0) if request.wants_logprobs else None,
+    }
+    offered = offered_tools(request.tools)
+    prompt = _conversation(request, offered, model.tokenizer)
+    answer = AnswerFormat.of_chat(model, _tool_use(request, offered, model), _grammar(request))
+    if request.wants_logprobs and answer.is_parsed:
+        raise RequestError(
+            "asks for message.output_text.logprobs, which are those of the whole text, of which reasoning and calls of "
+            "tools are no part: leave them out, or ask /v1/chat/completions",
+            param="include",
+        )
+    return GenerationJob(
+        request_id=request_id or new_id("resp"),
+        model=model,
+        prompts=prompt,
+        params=sampling_params(model, settings, answer),
+        answer=answer,
+        priority=request.priority or 0,
+        stream=bool(request.stream),
+    )
+
+
+def left_out(request: ResponseRequest, model: ServedModel) -> list[str]:
+    """Names of the request's parts that have no effect: only other servers have them, or this model reads none."""
+    items = () if isinstance(request.input, str) else request.input
+    effort = _effort(request)
+    return [
+        *(f"tools.{kind}" for kind in hosted_types(request.tools)),
+        *(f"input.{item.type}" for item in items if isinstance(item, HostedCall)),
+        *(f"include.{name}" for name in request.include or () if name not in INCLUDED),
+        *(["reasoning.effort"] if effort is not None and effort_variables(effort, model.tokenizer) is None else ()),
+    ]
+
+
+def _effort(request: ResponseRequest) -> str | None:
+    return None if request.reasoning is None else request.reasoning.effort
+
+
+def _conversation(request: ResponseRequest, offered: Sequence[OfferedTool], tokenizer: Tokenizer | None) -> ChatPrompt:
+    is_text = isinstance(request.input, str)
+    messages = [{"role": "user", "content": request.input}] if is_text else _template_messages(request.input)
+    if request.instructions is not None:
+        messages.insert(0, {"role": "system", "content": request.instructions})
+    if not messages:
+        raise RequestError("has nothing to answer but items that have no effect: add a message", param="input")
+    variables = template_variables(request.chat_template_kwargs, None, tokenizer)
+    if (effort := _effort(request)) is not None:
+        variables |= effort_variables(effort, tokenizer) or {}  # clients send one to every model
+    return ChatPrompt(
+        messages=messages,
+        tools=[] if request.tool_choice == "none" else [tool.for_template for tool in offered],
+        variables=variables,
+        cache_salt=request.cache_salt,
+    )
+
+
+def _template_messages(items: Sequence[Any]) -> list[dict[str, Any]]:
+    """These items (`InputItem`) as messages of a `ChatPrompt`.
+
+    Consecutive reasoning, text and calls of an assistant become one message.
+
+    Raises:
+      RequestError: The arguments of a call are not a JSON object.
+    """
+    messages: list[dict[str, Any]] = []
+    turn: dict[str, Any] | None = None  # the assistant's, while more items may belong to it
+    for i, item in enumerate(items):
+        match item:
+            case ReasoningItem():
+                turn = None
+                if item.text:
+                    turn = {"role": "assistant", "reasoning_content": item.text}
+                    messages.append(turn)
+            case InputMessage(role="assistant"):
+                if turn is None or "content" in turn or "tool_calls" in turn:
+                    turn = {"role": "assistant"}
+                    messages.append(turn)
+                turn["content"] = text_of(item.content)
+            case FunctionCallItem() | CustomToolCallItem():
+                if turn is None:
+                    turn = {"role": "assistant"}
+                    messages.append(turn)
+                turn.setdefault("tool_calls", []).append(_template_call(item, f"input[{i}]"))
+            case ToolCallOutput():
+                turn = None
+                messages.append({"role": "tool", "content": text_of(item.output), "tool_call_id": item.call_id})
+            case InputMessage():
+                turn = None
+                messages.append({"role": item.role, "content": text_of(item.content)})
+    return [
+        {"role": message["role"], "content": message.get("content") or (None if "tool_calls" in message else "")}
+        | {name: value for name, value in message.items() if name not in ("role", "content")}
+        for message in messages
+    ]
+
+
+def _template_call(item: FunctionCallItem | CustomToolCallItem, place: str) -> dict[str, Any]:
+    if isinstance(item, CustomToolCallItem):
+        arguments = custom_arguments(item.input)
+    else:
+        arguments = item.arguments
+        parsed_arguments(arguments, f"{place}.arguments")
+    function = {"name": function_name(item.name, item.namespace), "arguments": arguments}
+    return {"id": item.call_id, "type": "function", "function": function}
+
+
+def _tool_use(request: ResponseRequest, offered: Sequence[OfferedTool], model: ServedModel) -> ToolUse:
+    """How the answer may call tools.
+
+    An answer that must call one custom tool whose input has a grammar is the input itself, which follows the grammar. A
+    model that may choose writes a call in its own format, with the input as a string in JSON, where the grammar cannot
+    apply: it reads the grammar in the tool's description.
+
+    Raises:
+      RequestError: A tool is invalid, or its grammar.
+    """
+    choice: str | dict[str, Any] | None
+    name = None
+    if isinstance(request.tool_choice, NamedTool):
+        name = function_name(request.tool_choice.name, request.tool_choice.namespace)
+        choice = {"type": "function", "function": {"name": name}}
+    else:
+        choice = request.tool_choice
+    functions = {tool.place: tool.function for tool in offered}
+    tools = choose_tools(model, functions, choice, parallel=request.parallel_tool_calls is not False)
+    for tool in offered:
+        if tool.function_name == name and tool.custom is not None and isinstance(tool.custom.format, GrammarInput):
+            given = tool.custom.format
+            kind = "grammar" if given.syntax == "lark" else "regex"
+            return dataclasses.replace(
+                tools,
+                tools=[function for function in tools.tools if function.name == name],
+                parser=TextInputToolParser,
+                grammar=AnswerGrammar.of(f"{tool.place}.format.definition", **{kind: given.definition}),
+            )
+    return tools
+
+
+def _grammar(request: ResponseRequest) -> AnswerGrammar | None:
+    match request.text.format if request.text is not None else None:
+        case TextSchemaFormat(schema_=schema):
+            return AnswerGrammar.of("text.format.schema", json_schema=schema)
+        case JsonObjectFormat():
+            return AnswerGrammar.of("text.format", json_object=True)
+    return None

@@ -1,0 +1,190 @@
+"""Bodies of /v1/responses: text and calls of tools only, and nothing is stored."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from jaxis.sampling_params import INTEGER_BOUNDS
+from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, StrictModel, bounded, is_none
+from jaxis.server.openai.chat_schema import MAX_MESSAGES
+from jaxis.server.openai.fields import (
+    EngineRequest,
+    JsonObjectFormat,
+    PromptTokensDetails,
+    ReasoningTokensDetails,
+    TextFormat,
+)
+from jaxis.server.openai.not_applied import (
+    ACCOUNT_FIELDS,
+    NO_THINKING_BUDGET,
+    NOT_FOR_RESPONSES,
+    OTHER_SERVERS_FIELDS,
+)
+from jaxis.server.openai.response_items import InputItem, OutputItem
+from jaxis.server.openai.response_tools import AnyTool, NamedTool
+
+
+class TextSchemaFormat(StrictModel):
+    """JSON that follows a schema; name, description and strict are as in `JsonSchema`."""
+
+    type: Literal["json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(LenientModel):
+    """What the text must match."""
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {"verbosity": NotApplied()}
+
+    format: Annotated[TextFormat | JsonObjectFormat | TextSchemaFormat, Field(discriminator="type")] | None = None
+
+
+class ReasoningOptions(LenientModel):
+    """How much to reason: a variable of the chat template, where it reads one. Summaries are not made."""
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {
+        "summary": NotApplied(neutral=("none",)),
+        "generate_summary": NotApplied(neutral=("none",)),
+        "max_tokens": NO_THINKING_BUDGET,
+    }
+
+    effort: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    summary: str | None = None
+
+
+def _no_hosted_tool(choice: object) -> object:
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if isinstance(kind, str) and kind not in ("function", "custom"):
+        raise ValueError(f"{kind[:64]!r} cannot be chosen: this server calls functions and custom tools only")
+    return choice
+
+
+_STORED = NotApplied(advice="nothing is stored here: send the whole conversation in input")
+_LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")  # reasoning comes as it is, and can be sent back
+
+
+class ResponseRequest(EngineRequest):
+    """A string or a conversation to answer.
+
+    Attributes:
+      input: A user's text, or turns.
+      instructions: A system message before them.
+      max_output_tokens: Most tokens to generate.
+      metadata: Comes back with the answer.
+      text: What the answer must match.
+      tools, tool_choice, parallel_tool_calls: As in a chat request.
+      reasoning: How much to reason.
+      include: Log-probabilities; what else can be included, answers of this server never have.
+      top_logprobs: With log-probabilities: of this many most likely tokens for each token.
+      truncation: Accepted without effect: a prompt that is too long is always refused.
+      store, user, safety_identifier, prompt_cache_key, service_tier: Accepted without effect; nothing is stored.
+    """
+
+    # Fields of this protocol's own, and those that it has under the name of another server's.
+    not_applied: ClassVar[dict[str, NotApplied]] = {
+        **{name: rule for name, rule in ACCOUNT_FIELDS.items() if name != "metadata"},
+        **{n: rule for n, rule in OTHER_SERVERS_FIELDS.items() if n not in ("reasoning", "max_output_tokens")},
+        **NOT_FOR_RESPONSES,
+        "stream_options": NotApplied(),
+        "max_tool_calls": NotApplied(),
+        "client_metadata": NotApplied(),
+        "context_management": NotApplied(),
+        "truncation": NotApplied(neutral=("disabled",)),
+        "previous_response_id": _STORED,
+        "conversation": _STORED,
+        "background": NotApplied(neutral=(False,), advice=_STORED.advice),
+        "prompt": _STORED,
+    }
+
+    input: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES - 1)]
+    )
+    instructions: str | None = None
+    max_output_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
+    text: TextOptions | None = None
+    tools: list[AnyTool] | None = None
+    tool_choice: Annotated[Literal["none", "auto", "required"] | NamedTool | None, BeforeValidator(_no_hosted_tool)] = (
+        None
+    )
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = bounded(INTEGER_BOUNDS["logprobs"])
+    chat_template_kwargs: dict[str, Any] | None = None
+    n: Literal[1] | None = None
+    prompt_logprobs: None = None
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+    truncation: Literal["auto", "disabled"] | None = None
+    store: bool | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log-probabilities are asked for."""
+        return _LOGPROBS in (self.include or [])
+
+
+class ResponseUsage(BaseModel):
+    """Token counts, under this endpoint's names."""
+
+    input_tokens: int
+    input_tokens_details: PromptTokensDetails
+    output_tokens: int
+    output_tokens_details: ReasoningTokensDetails
+    total_tokens: int
+
+
+class ResponseError(BaseModel):
+    """Why an answer failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(BaseModel):
+    """Why an answer was cut off."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class ResponseObject(BaseModel):
+    """An answer, complete or in progress."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int = Field(default_factory=lambda: int(time.time()))
+    status: ResponseStatus
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] = {}
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool = True
+    previous_response_id: None = None
+    reasoning: ReasoningOptions = ReasoningOptions()
+    store: Literal[False] = False
+    temperature: float
+    text: dict[str, Any] = {"format": {"type": "text"}}
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    tools: list[AnyTool] = []
+    top_logprobs: int | None = None
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    kv_transfer_params: dict[str, Any] | None = Field(default=None, exclude_if=is_none)

@@ -1,0 +1,49 @@
+"""OpenAI's endpoints that generate."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from jaxis.server.context import Context
+from jaxis.server.generation.respond import respond
+from jaxis.server.http.body import StrictJSONRoute
+from jaxis.server.http.openapi import GENERATION_RESPONSES
+from jaxis.server.openai.chat_answer import ChatAnswer
+from jaxis.server.openai.chat_job import chat_job
+from jaxis.server.openai.chat_schema import ChatCompletionRequest, ChatCompletionResponse
+from jaxis.server.openai.completions import (
+    CompletionAnswer,
+    CompletionRequest,
+    CompletionResponse,
+    completion_job,
+)
+from jaxis.server.openai.response_answer import ResponseAnswer
+from jaxis.server.openai.response_job import left_out, response_job
+from jaxis.server.openai.response_schema import ResponseObject, ResponseRequest
+
+router = APIRouter(route_class=StrictJSONRoute)
+
+
+@router.post("/v1/chat/completions", response_model=ChatCompletionResponse, responses=GENERATION_RESPONSES)
+async def create_chat_completion(body: ChatCompletionRequest, request: Request, context: Context) -> Response:
+    """Answers a conversation."""
+    headers = context.ignored_fields.check(body)
+    job = chat_job(body, context.model)
+    answer = ChatAnswer(body, job)
+    return await respond(request, context, job, answer, headers)
+
+
+@router.post("/v1/completions", response_model=CompletionResponse, responses=GENERATION_RESPONSES)
+async def create_completion(body: CompletionRequest, request: Request, context: Context) -> Response:
+    """Completes a prompt, or each of a batch."""
+    headers = context.ignored_fields.check(body)
+    job = completion_job(body, context.model)
+    return await respond(request, context, job, CompletionAnswer(body, job), headers)
+
+
+@router.post("/v1/responses", response_model=ResponseObject, responses=GENERATION_RESPONSES)
+async def create_response(body: ResponseRequest, request: Request, context: Context) -> Response:
+    """Answers a string or a conversation; nothing is stored."""
+    headers = context.ignored_fields.check(body, left_out(body, context.model))
+    job = response_job(body, context.model)
+    return await respond(request, context, job, ResponseAnswer(body, job), headers)

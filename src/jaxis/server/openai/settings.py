@@ -1,0 +1,82 @@
+"""What the fields that OpenAI's endpoints share ask of a job: sampling parameters, and what the answer must match."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxis.errors import RequestError
+from jaxis.server.generation.grammar import AnswerGrammar
+from jaxis.server.openai.fields import (
+    EngineRequest,
+    GenerationRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    SamplingFields,
+    StructuredFields,
+)
+
+# vLLM's names, in its structured_outputs and after "guided_".
+_KINDS = {"json_": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+_GUIDED = {f"guided_{name.rstrip('_')}": kind for name, kind in _KINDS.items()}
+
+
+def sampling_settings(request: EngineRequest) -> dict[str, Any]:
+    """A request's parameters by the names of SamplingParams; None for what it leaves out.
+
+    Raises:
+      RequestError: A key of logit_bias is not a token id.
+    """
+    settings = {name: getattr(request, name) for name in SamplingFields.model_fields}
+    if request.logit_bias is not None:
+        settings["logit_bias"] = {_bias_token_id(key): bias for key, bias in request.logit_bias.items()}
+    if request.kv_transfer_params:
+        settings["extra_args"] = {"kv_transfer_params": request.kv_transfer_params}
+    return settings
+
+
+def token_limit(max_tokens: int | None, max_completion_tokens: int | None) -> int | None:
+    """The limit of an answer, which has two names.
+
+    Raises:
+      RequestError: Both are given, and differ.
+    """
+    if max_tokens is not None and max_completion_tokens not in (None, max_tokens):
+        raise RequestError("and max_completion_tokens are the same limit and differ: send only one", param="max_tokens")
+    return max_tokens if max_completion_tokens is None else max_completion_tokens
+
+
+def check_stream_options(request: GenerationRequest) -> None:
+    """Raises RequestError if stream_options are given without stream=true."""
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("needs stream=true: add it, or leave the options out", param="stream_options")
+
+
+def answer_grammar(request: StructuredFields) -> AnswerGrammar | None:
+    """What the request constrains its answer to; None leaves the answer free.
+
+    Raises:
+      RequestError: Two fields constrain it, or the one that does is invalid.
+    """
+    constraints: dict[str, dict[str, Any]] = {}
+    given = request.response_format
+    if isinstance(given, JsonSchemaFormat) and given.json_schema.schema_ is not None:
+        constraints["response_format.json_schema.schema"] = {"json_schema": given.json_schema.schema_}
+    elif isinstance(given, JsonObjectFormat | JsonSchemaFormat):
+        constraints["response_format"] = {"json_object": True}
+    if (structured := request.structured_outputs) is not None:
+        kinds = {kind: value for name, kind in _KINDS.items() if (value := getattr(structured, name)) is not None}
+        constraints["structured_outputs"] = kinds | ({"json_object": True} if structured.json_object else {})
+    for name, kind in _GUIDED.items():
+        if (value := getattr(request, name)) is not None:
+            constraints[name] = {kind: value}
+    if len(constraints) > 1:
+        first, second, *_ = constraints
+        raise RequestError(f"constrains the answer, and so does {first}: send only one", param=second)
+    return next((AnswerGrammar.of(field, **constraint) for field, constraint in constraints.items()), None)
+
+
+def _bias_token_id(key: str) -> int:
+    # No leading zeros: "7" and "07" would be one token with two biases.
+    if not (key.isascii() and key.isdecimal() and len(key) < 12 and key == str(int(key))):
+        raise RequestError(f"has the key {key[:40]!r}: keys are token ids such as '42'", param="logit_bias")
+    return int(key)

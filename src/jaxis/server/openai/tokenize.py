@@ -1,0 +1,160 @@
+"""Text to tokens and back without generating: /tokenize and /detokenize as vLLM and llama-server have them, and
+llama-server's /apply-template.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field, model_validator
+
+from jaxis.errors import RequestError
+from jaxis.server.context import Context, ServerContext
+from jaxis.server.generation.prompts import ChatPrompt, template_variables
+from jaxis.server.http.body import StrictJSONRoute, StrictModel, TokenId
+from jaxis.server.http.openapi import TEXT_ERRORS
+from jaxis.server.openai.chat_job import chat_prompt, template_messages
+from jaxis.server.openai.chat_schema import MAX_MESSAGES, ChatCompletionRequest, ChatMessage
+from jaxis.server.openai.fields import Tool
+from jaxis.tokenizer import Tokenizer
+
+router = APIRouter(route_class=StrictJSONRoute)
+MAX_TOKEN_IDS = 2**20
+
+
+class TokenizeRequest(StrictModel):
+    """A string, or a conversation.
+
+    Attributes:
+      prompt, messages, content: One of them; `content` is llama-server's name of a string.
+      add_special_tokens: With `prompt`: add the beginning-of-sequence token; a template writes its own.
+      add_special: The same with `content`, but false unless it is asked for.
+      with_pieces: With `content`: return each token with its text.
+      tools, add_generation_prompt, continue_final_message, chat_template_kwargs: With `messages`, as in a chat request.
+      return_token_strs: Return each token's text too.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    content: str | None = None
+    add_special: bool | None = None
+    with_pieces: bool | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> TokenizeRequest:
+        if sum(value is not None for value in (self.prompt, self.messages, self.content)) != 1:
+            raise ValueError("send one of prompt, messages and content")
+        if self.with_pieces and self.content is None:
+            raise ValueError("with_pieces needs content: send return_token_strs instead")
+        return self
+
+
+class TokenPiece(BaseModel):
+    """A token and its text, or its bytes if they are only a part of a character."""
+
+    id: int
+    piece: str | list[int]
+
+
+class TokenizeResponse(BaseModel):
+    """The tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int] | list[TokenPiece]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(StrictModel):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: list[TokenId] = Field(max_length=MAX_TOKEN_IDS)
+
+
+class DetokenizeResponse(BaseModel):
+    """Their text, special tokens included."""
+
+    prompt: str
+
+
+class ApplyTemplateResponse(BaseModel):
+    """A conversation as the model reads it."""
+
+    prompt: str
+
+
+@router.post("/tokenize", response_model=TokenizeResponse, responses=TEXT_ERRORS)
+async def tokenize(body: TokenizeRequest, context: Context) -> Response:
+    """The tokens of a string or of a conversation."""
+    context.model.check_name(body.model)
+    headers = context.ignored_fields.check(body)
+    tokenizer = _tokenizer(context)
+
+    def answer() -> str:
+        token_ids = _encode(body, tokenizer)
+        texts = [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
+        return TokenizeResponse(
+            count=len(token_ids),
+            max_model_len=context.engine.info.max_model_len,
+            tokens=[_piece(token_id, tokenizer) for token_id in token_ids] if body.with_pieces else token_ids,
+            token_strs=texts,
+        ).model_dump_json()
+
+    return Response(await context.run_in_worker(answer), media_type="application/json", headers=headers)
+
+
+@router.post("/detokenize", responses=TEXT_ERRORS)
+async def detokenize(body: DetokenizeRequest, context: Context) -> DetokenizeResponse:
+    """The text of tokens."""
+    context.model.check_name(body.model)
+    tokenizer = _tokenizer(context)
+    text = await context.run_in_worker(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))
+    return DetokenizeResponse(prompt=text)
+
+
+@router.post("/apply-template", responses=TEXT_ERRORS)
+async def apply_template(body: ChatCompletionRequest, context: Context, response: Response) -> ApplyTemplateResponse:
+    """The prompt of a chat request."""
+    context.model.check_name(body.model)
+    response.headers.update(context.ignored_fields.check(body))
+    tokenizer = _tokenizer(context)
+    prompt = chat_prompt(body, tokenizer)
+    return ApplyTemplateResponse(prompt=await context.run_in_worker(lambda: prompt.render(tokenizer)))
+
+
+def _encode(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+    if body.content is not None:
+        return tokenizer.encode(body.content, add_special_tokens=bool(body.add_special))
+    if body.messages is None:
+        return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+    prompt = ChatPrompt(
+        messages=template_messages(body.messages),
+        tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
+        variables=template_variables(body.chat_template_kwargs, None, tokenizer),
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
+    return list(prompt.tokenize(tokenizer)[0].token_ids)
+
+
+def _piece(token_id: int, tokenizer: Tokenizer) -> TokenPiece:
+    data = tokenizer.token_bytes(token_id)
+    try:
+        return TokenPiece(id=token_id, piece=data.decode("utf-8"))
+    except UnicodeDecodeError:
+        return TokenPiece(id=token_id, piece=list(data))
+
+
+def _tokenizer(context: ServerContext) -> Tokenizer:
+    if context.engine.tokenizer is None:
+        raise RequestError("the model has no tokenizer: prompts are token ids")
+    return context.engine.tokenizer

@@ -1,1 +1,0 @@
-"""Requests and responses as pydantic models: OpenAI's fields, and vLLM's where OpenAI has none."""
