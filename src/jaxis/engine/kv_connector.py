@@ -41,7 +41,6 @@ class KVConnector:
     """What an engine tells of its steps and requests to what keeps or follows the blocks of its KV cache.
 
     This one keeps nothing. Subclasses override what they need; those that other threads may call say so.
-
     """
 
     def block_connectors(self, num_ranks: int) -> AbstractSequence[BlockConnector]:

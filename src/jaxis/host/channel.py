@@ -41,7 +41,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 def to_frame(message: msgspec.Struct) -> bytes:
     """A message with its length before it."""
-    data = _encoder.encode(message)
+    data = encode(message)
     return _LENGTH.pack(len(data)) + data
 
 
@@ -150,9 +150,7 @@ class Channel(Generic[Message]):
                 self._received.extend(self._reader.feed(data))
         except (TimeoutError, ChannelClosedError):
             raise
-        except OSError as error:
-            raise ChannelClosedError(str(error)) from None
-        except FrameTooLargeError as error:
+        except (OSError, FrameTooLargeError) as error:
             raise ChannelClosedError(str(error)) from None
         except ValueError as error:  # msgspec's errors are ValueErrors
             raise ChannelClosedError(f"a message of another protocol ({error})") from None

@@ -230,6 +230,14 @@ class TestPromises:
         store.clear()
         assert not store.put_fetched((0, DIGESTS[0]), block((0, DIGESTS[0])), store.epoch - 1), "of before the reset"
 
+    def test_a_reset_ends_leases(self):
+        store = KVStore(4 * SIZES[0], SIZES)
+        old, new = ([(0, bytes([i + start]) * 32) for i in range(4 * SIZES[0] // SIZES[1])] for start in (0, 100))
+        assert store.promise(old)
+        assert not store.promise(new), "there is no room beside the first"
+        store.clear()
+        assert store.promise(new)
+
 
 class TestDamage:
     def test_every_flipped_bit_and_every_cut_is_noticed(self, tls):

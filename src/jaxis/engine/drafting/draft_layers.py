@@ -57,7 +57,7 @@ class DraftLayers(Drafter):
         return [of_sequences.get(sequence.seq_id, ())[:limit] for sequence, limit in requests]
 
     def programs(self, num_running: int, num_tokens: int) -> list[DraftKey]:
-        """What is needed to draft for so many sequences, in steps of so many tokens with their drafts."""
+        """See `Drafter`."""
         shapes = self._runner.step_shape(num_running), self._runner.step_shape(num_tokens, num_tokens)
         return [self._key(shape, num_running) for shape in shapes]
 

@@ -22,6 +22,29 @@ MAX_EDIT_SHIFT = 8
 _RUN_LENGTH = 3
 
 
+def longest_matches(
+    tokens: np.ndarray, places: np.ndarray, length: int, end: AbstractSequence[int] | np.ndarray
+) -> tuple[np.ndarray, int]:
+    """Where the most of a text's last tokens occur.
+
+    Args:
+      tokens: int32 [N], where they are looked for.
+      places: int [P], of their last one, where `length` of them or more occur.
+      length: See above.
+      end: The text's last tokens, as many as are looked for.
+
+    Returns:
+      The places where no fewer occur than anywhere else, in order, and how many those are.
+    """
+    while len(places) and length < len(end):
+        # A place too close to the start reads the other end instead, and is dropped by the first condition.
+        longer = places[(places >= length) & (tokens[places - length] == end[-1 - length])]
+        if not len(longer):
+            break
+        places, length = longer, length + 1
+    return places, length
+
+
 class LookupDrafter(Drafter):
     """Guesses that a sequence goes on as it did before.
 
@@ -113,13 +136,7 @@ class LookupText:
         last = self._num_tokens - 1
         # Where the text's end may have occurred before: the places of its last token.
         places = np.flatnonzero(tokens[:last] == tokens[last])
-        length = 1
-        while len(places) and length < max_match:
-            # A place too close to the start reads the text's end instead, and is dropped by the first condition.
-            longer = places[(places >= length) & (tokens[places - length] == tokens[last - length])]
-            if not len(longer):
-                break
-            places, length = longer, length + 1
+        places, length = longest_matches(tokens, places, 1, tokens[max(self._num_tokens - max_match, 0) :])
         if len(places) and length >= min_match:
             start = int(places[-1]) + 1
             self._copied_from, self._copied_to = start, self._num_tokens

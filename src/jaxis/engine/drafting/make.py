@@ -10,7 +10,6 @@ from jaxis.engine.drafting.draft_layers import DraftLayers
 from jaxis.engine.drafting.lookup import LookupDrafter
 from jaxis.engine.drafting.speculation import Drafter, NoSpeculation, Speculation
 from jaxis.engine.drafting.suffix import SuffixDrafter
-from jaxis.engine.execution.draft_program import DraftKey
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.scheduling.sequence import Sequence
 from jaxis.kernels.paged_cache import PagedCache
@@ -44,14 +43,11 @@ def make_speculation(
         """Of the tokens of a step of all data ranks, a rank's: sequences are spread over them."""
         return -(-num_tokens // num_ranks)
 
-    def programs(num_running: int, num_tokens: int) -> list[DraftKey]:
-        return drafter.programs(num_running, num_tokens) if isinstance(drafter, DraftLayers) else []
-
     drafter = _drafter(config, runner, extend_blocks)
     chooser = DraftChooser(
         lambda num_tokens: num_ranks * runner.step_shape(of_a_rank(num_tokens)).num_tokens,
         lambda num_running, num_tokens, starts: runner.can_draft(
-            of_a_rank(num_tokens), *programs(num_running, num_tokens), starts=starts
+            of_a_rank(num_tokens), *drafter.programs(num_running, num_tokens), starts=starts
         ),
         num_ranks * runner.vllm_config.scheduler_config.max_num_batched_tokens,
         config.most_drafts,

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from jaxis.engine.drafting.chooser import DraftChooser, Guessed, UsualChance
 from jaxis.engine.drafting.draft_counts import DraftCounts
+from jaxis.engine.execution.draft_program import DraftKey
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
@@ -48,6 +49,10 @@ class Drafter(Protocol):
         It is called between any two steps, also without requests: so it sees each step as it runs.
         """
         ...
+
+    def programs(self, num_running: int, num_tokens: int) -> AbstractSequence[DraftKey]:  # noqa: ARG002
+        """What the devices need to draft for so many sequences, in steps of so many tokens with their drafts."""
+        return ()
 
     def observe(self, sequence: Sequence, num_drafts: int, num_right: int) -> None:
         """Learns how many of the guesses that a step computed for a sequence were right, counted from the first."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence as AbstractSequence
 
 import numpy as np
 
+from jaxis.engine.drafting.lookup import longest_matches
 from jaxis.engine.drafting.speculation import Drafter, DraftRequest
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 
@@ -91,12 +92,7 @@ class TextIndex:
             return np.empty(0, np.int64), 0
         places = np.asarray(self._places.get((end[-2], end[-1]), ()), np.int64)
         places = places[places + 1 < self.num_tokens]
-        length = 2
-        while len(places) and length < min(max_match, len(end)):
-            longer = places[(places >= length) & (self._tokens[places - length] == end[-1 - length])]
-            if not len(longer):
-                break
-            places, length = longer, length + 1
+        places, length = longest_matches(self._tokens, places, 2, end[-max_match:])
         return places, length if len(places) else 0
 
 

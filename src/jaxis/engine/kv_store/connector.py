@@ -138,6 +138,7 @@ class StoredBlocks(BlockConnector):
 
     def removed(self, digests: Iterable[bytes]) -> None:
         """See `BlockConnector`."""
+        self._inner.removed(digests)
         self._store.remove(digests)
 
     def cleared(self) -> None:
@@ -192,7 +193,7 @@ class StoreConnector(KVConnector):
     @property
     def stats(self) -> dict[str, TierStats]:
         """See `KVConnector`."""
-        stats = dict(self.store.stats)
+        stats = {**self._inner.stats, **self.store.stats}
         return stats if self.peers is None else stats | {"peer": self.peers.stats}
 
     def block_connectors(self, num_ranks: int) -> list[StoredBlocks]:
@@ -233,6 +234,7 @@ class StoreConnector(KVConnector):
 
     def request_added(self, sequence: ScheduledSequence) -> None:
         """Has a prompt's blocks saved as they are computed, if they are for another engine."""
+        self._inner.request_added(sequence)
         wants = sequence.sampling_params.kv_transfer
         if self.peers is None or not self.peers.hands_over or wants is None or not wants.do_remote_decode:
             return
@@ -244,16 +246,19 @@ class StoreConnector(KVConnector):
 
     def step_dispatching(self, output: SchedulerOutput) -> None:
         """Dispatches the step's moves."""
+        self._inner.step_dispatching(output)
         self._transfer.dispatch(output)
 
     def step_dispatched(self, output: SchedulerOutput) -> None:
         """Dispatches the copies of blocks that the step fills, and that another engine needs."""
+        self._inner.step_dispatched(output)
         if self._transfers:
             parts = zip(self._ranks, output.ranks, strict=True)
             self._transfer.dispatch_filled([self._filled(blocks, part) for (blocks, _), part in parts])
 
     def step_read(self, output: SchedulerOutput) -> None:
         """What was saved up to the step can be found from now on."""
+        self._inner.step_read(output)
         self._transfer.commit(output)
 
     def step_done(self) -> None:
@@ -264,15 +269,17 @@ class StoreConnector(KVConnector):
 
     def request_done(self, sequence: ScheduledSequence, *, answered: bool) -> dict[str, Any] | None:
         """Keeps the blocks of a prompt that was computed for another engine; see `KVConnector`."""
+        kv_transfer_params = self._inner.request_done(sequence, answered=answered)
         transfer = self._transfers.pop(sequence.seq_id.request_id, None)
         if transfer is None:
-            return None
+            return kv_transfer_params
         kv_transfer_params = self._hand_over(sequence) if answered else None
         self.store.end_expecting(transfer.keys)
         return kv_transfer_params
 
     def idle(self) -> None:
         """Saves what was computed since the last step."""
+        self._inner.idle()
         if not self.store.saves_registered and not self.store.is_awaited:
             return
         for blocks, stored in self._ranks:

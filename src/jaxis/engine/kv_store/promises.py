@@ -71,6 +71,10 @@ class Leases:
         for key in keys:
             self._leases.pop(key, None)
 
+    def clear(self) -> None:
+        """Ends all leases."""
+        self._leases.clear()
+
     def take_ended(self) -> list[BlockKey]:
         """Removes, and returns, the leases that are over."""
         ended, now = [], time.monotonic()

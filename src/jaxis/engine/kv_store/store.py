@@ -267,6 +267,7 @@ class KVStore:
         """See `BlockStore.clear`."""
         with self._lock:
             self.epoch += 1
+            self._leases.clear()
             self._awaited.clear()
             self._arrived.notify_all()
             self._host.clear()
