@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from jaxis.kernels.gates import ACTIVATIONS, cpu, gated, reference, softmax, softplus
+from jaxis.kernels.gates import ACTIVATIONS, gated, gated_definition, softmax, softplus
 
 needs_native = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 
@@ -61,7 +61,7 @@ def test_the_bits_of_a_row_do_not_depend_on_how_many_there_are(rows: int) -> Non
 @needs_native
 def test_gradients_are_the_definition_s() -> None:
     x, gates = jnp.asarray(logits(3, 8)), jnp.asarray(logits(3, 4))
-    found = jax.grad(lambda x, gates: cpu.gated(x, gates, "silu").sum(), argnums=(0, 1))(x, gates)
-    expected = jax.grad(lambda x, gates: reference.gated(x, gates, "silu").sum(), argnums=(0, 1))(x, gates)
+    found = jax.grad(lambda x, gates: gated(x, gates, "silu").sum(), argnums=(0, 1))(x, gates)
+    expected = jax.grad(lambda x, gates: gated_definition(x, gates, "silu").sum(), argnums=(0, 1))(x, gates)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)

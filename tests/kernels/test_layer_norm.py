@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxis.kernels.layer_norm import layer_norm, reference
+from jaxis.kernels.norms import layer_norm, layer_norm_definition
 from tests.support.kernel_paths import PLAIN, each_path, path  # noqa: F401
 
 pytestmark = [each_path, pytest.mark.usefixtures("path")]
@@ -48,5 +48,5 @@ def test_derivatives_are_the_definitions():
     def gradient(function):
         return jax.grad(lambda *args: jnp.sum(jnp.sin(function(*args, epsilon=EPSILON))), argnums=(0, 1, 2))
 
-    ours, expected = gradient(layer_norm)(x, weight, bias), gradient(reference.layer_norm)(x, weight, bias)
+    ours, expected = gradient(layer_norm)(x, weight, bias), gradient(layer_norm_definition)(x, weight, bias)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, expected)

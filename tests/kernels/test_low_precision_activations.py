@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxis.kernels import gates, layer_norm, native, rms_norm, rotary_embedding
+from jaxis.kernels import gates, native, norms, rotary_embedding
 from jaxis.kernels.rotary_embedding import HeadNorms
 
 pytestmark = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
@@ -32,19 +32,19 @@ def gated_by_sigmoid(function):
 # What makes them functions of their operands alone; the kernel; its definition; the operands' shapes; how many of the
 # operands, the first ones, have a row for each token.
 CASES = {
-    "rms norm": (with_epsilon, rms_norm.rms_norm, rms_norm.reference.rms_norm, [(70, 1027), (1027,)], 1),
+    "rms norm": (with_epsilon, norms.rms_norm, norms.rms_norm_definition, [(70, 1027), (1027,)], 1),
     "layer norm": (
         with_epsilon,
-        layer_norm.layer_norm,
-        layer_norm.reference.layer_norm,
+        norms.layer_norm,
+        norms.layer_norm_definition,
         [(70, 1027), (1027,), (1027,)],
         1,
     ),
-    "gate": (gated_by_sigmoid, gates.gated, gates.reference.gated, [(70, 96), (70, 6)], 2),
+    "gate": (gated_by_sigmoid, gates.gated, gates.gated_definition, [(70, 96), (70, 6)], 2),
     "head norms and rope": (
         with_head_norms,
         rotary_embedding.rotary_embedding,
-        rotary_embedding.reference.rotary_embedding,
+        rotary_embedding.rotary_embedding_definition,
         [(70, 4, 80), (70, 2, 80), (70, 40), (70, 40), (80,), (80,)],
         4,
     ),
@@ -75,7 +75,7 @@ def test_rounds_as_the_definition_does(case, dtype):
 def test_a_bfloat16_input_with_a_float32_weight_is_rounded_once():
     rng = np.random.default_rng(0)
     x, weight = jnp.asarray(rng.normal(size=(70, 96)), jnp.bfloat16), jnp.asarray(rng.normal(size=96), jnp.float32)
-    ours = rms_norm.rms_norm(x, weight, epsilon=EPSILON)
-    wide = rms_norm.rms_norm(x.astype(jnp.float32), weight, epsilon=EPSILON)
+    ours = norms.rms_norm(x, weight, epsilon=EPSILON)
+    wide = norms.rms_norm(x.astype(jnp.float32), weight, epsilon=EPSILON)
     assert ours.dtype == jnp.bfloat16
     np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(wide.astype(jnp.bfloat16), np.float32))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxis.kernels.rotary_embedding import HeadNorms, reference, rotary_embedding
+from jaxis.kernels.rotary_embedding import HeadNorms, rotary_embedding, rotary_embedding_definition
 from tests.support.kernel_paths import PLAIN, each_path, path  # noqa: F401
 
 pytestmark = [each_path, pytest.mark.usefixtures("path")]
@@ -74,7 +74,7 @@ def test_derivatives_are_the_definitions():
         return jax.jit(jax.grad(of, argnums=(0, 1, 2, 3)))
 
     arguments = (q, k, norms.q_weight, norms.k_weight)
-    ours, expected = loss(rotary_embedding)(*arguments), loss(reference.rotary_embedding)(*arguments)
+    ours, expected = loss(rotary_embedding)(*arguments), loss(rotary_embedding_definition)(*arguments)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, expected)
 
 

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from jaxis.doctor.check import Case, CheckFailed, compare
 from jaxis.kernels import native
-from jaxis.kernels.rms_norm import rms_norm
+from jaxis.kernels.norms import rms_norm
 from jaxis.kernels.rotary_embedding import rotary_embedding
 from jaxis.kernels.sampling import argmax, logsumexp, top_tokens
 from jaxis.kernels.weights import (

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.kernels.materialize import in_whole_vectors, materialize
-from jaxis.kernels.row_moments import row_moments
+from jaxis.kernels.norms import row_moments
 from jaxis.layers.glu import GLU
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.linear import JaxLinear

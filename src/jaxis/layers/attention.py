@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.norms import rms_norm
 from jaxis.kernels.paged_cache import PagedCache
 from jaxis.kernels.ragged_paged_attention import ragged_paged_attention
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
-from jaxis.kernels.rms_norm import rms_norm
 from jaxis.kernels.rotary_embedding import HeadNorms
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.rope import RotaryEmbedding

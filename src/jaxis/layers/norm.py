@@ -10,8 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.kernels.gates import gated
-from jaxis.kernels.layer_norm import layer_norm
-from jaxis.kernels.rms_norm import rms_norm
+from jaxis.kernels.norms import layer_norm, rms_norm
 from jaxis.layers.module import JaxModule, make_parameter
 
 
