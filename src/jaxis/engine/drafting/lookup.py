@@ -25,13 +25,13 @@ _RUN_LENGTH = 3
 def longest_matches(
     tokens: np.ndarray, places: np.ndarray, length: int, end: AbstractSequence[int] | np.ndarray
 ) -> tuple[np.ndarray, int]:
-    """Where the most of a text's last tokens occur.
+    """Where the most of a sequence's last tokens occur.
 
     Args:
       tokens: int32 [N], where they are looked for.
       places: int [P], of their last one, where `length` of them or more occur.
       length: See above.
-      end: The text's last tokens, as many as are looked for.
+      end: The sequence's last tokens, as many as are looked for.
 
     Returns:
       The places where no fewer occur than anywhere else, in order, and how many those are.
