@@ -22,11 +22,12 @@ COMPILERS := build/compilers
 
 # What `make test-compile` has installed: tpu, gpu.
 INSTALLED_COMPILERS := $(patsubst $(COMPILERS)/%/.installed,%,$(wildcard $(COMPILERS)/*/.installed))
+SITE_BUILDER := build/site-builder
 COMPILE_TESTS := tests/compile tests/kernels tests/planning
 
 NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
 
-.PHONY: help demo test test-native test-sanitizers test-slow test-compile test-real nightly lint format bench compare clean
+.PHONY: help demo test test-native test-sanitizers test-slow test-compile test-real nightly lint format docs bench compare clean
 
 help:
 	@echo "make demo       install into $(VENV), then let the embedded model answer a question"
@@ -40,6 +41,7 @@ help:
 	@echo "make nightly    all of it: test, test-slow, test-compile, test-sanitizers and release-check"
 	@echo "make lint       check the code with ruff, its types with basedpyright and its format with ruff and clang-format"
 	@echo "make format     let ruff correct and format the Python code, and clang-format format the C++ code"
+	@echo "make docs       the documentation as a site with a search, in build/site; fails on a broken link"
 	@echo "make bench      start-up, prefill, decode and memory of a Qwen3-0.6B-shaped model; ARGS=... for options"
 	@echo "make compare    the same beside transformers, llama.cpp (compiles it, takes long) and ik_llama.cpp, whose tools are in"
 	@echo "                the folder IK_LLAMA_CPP; ARGS=... likewise, such as --dry-run"
@@ -93,7 +95,7 @@ endif
 test-real: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m real $(ARGS)
 
-nightly: test test-slow test-compile test-sanitizers release-check
+nightly: test test-slow test-compile test-sanitizers docs release-check
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
@@ -105,6 +107,11 @@ format: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $(NATIVE_SOURCES)
+
+docs: $(SITE_BUILDER)/.installed
+	$(SITE_BUILDER)/bin/python tools/docs_site.py build/docs
+	$(SITE_BUILDER)/bin/zensical build --strict
+	@echo "The site is at file://$(CURDIR)/build/site/index.html"
 
 bench: $(VENV)/.installed
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
@@ -137,6 +144,11 @@ $(VENV)/.installed-test: $(VENV)/.installed
 $(VENV)/.installed-bench: $(VENV)/.installed
 	@echo "Installing the engines to compare with into $(VENV), once"
 	@$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
+	@touch $@
+
+$(SITE_BUILDER)/.installed:
+	@$(PYTHON) -m venv $(SITE_BUILDER)
+	@$(SITE_BUILDER)/bin/python -m pip install --quiet 'zensical>=0.0.70,<1'
 	@touch $@
 
 # An environment that has a compiler, and sees all that $(VENV) has.

@@ -14,6 +14,7 @@ from jaxis.loading.gguf.config import _FAMILIES as GGUF_FAMILIES
 from jaxis.models.registry import built_in_families, built_in_models
 from jaxis.version import __version__
 from tests.support.places import REPOSITORY
+from tools.docs_site import put_together
 from tools.supported_models.page import page as models_page
 
 PAGES = sorted(
@@ -29,7 +30,7 @@ FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTAL
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
 PACKAGE = REPOSITORY / "src" / "jaxis"
-FOLDERS = {path.name for folder in (REPOSITORY, PACKAGE) for path in folder.iterdir() if path.is_dir()}
+FOLDERS = {path.name for folder in (REPOSITORY, PACKAGE) for path in folder.iterdir() if path.is_dir()} - {"build"}
 
 
 def page_id(path):
@@ -195,3 +196,15 @@ def test_api_reference_has_every_public_name():
 def test_changelog_begins_with_this_version():
     heading = re.search(r"^## (\S+)", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert heading[1] == __version__
+
+
+def test_the_site_has_every_page_and_its_links_lead_to_files(tmp_path):
+    folder = tmp_path / "site"
+    put_together(folder)
+    pages = {path.relative_to(folder).as_posix() for path in folder.rglob("*.md")}
+    assert {path.name for path in (REPOSITORY / "docs").glob("*.md")} | {"index.md", "CHANGELOG.md"} <= pages
+    assert "examples/external_model/README.md" in pages
+    for page in pages:
+        for link in LINK.findall((folder / page).read_text(encoding="utf-8")):
+            target = link.partition("#")[0]
+            assert ":" in link or not target or ((folder / page).parent / target).is_file(), (page, link)
