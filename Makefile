@@ -12,7 +12,7 @@ PYTEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 4 ? 4 
 BUILT_FROM := pyproject.toml $(shell find native/CMakeLists.txt native/src -type f)
 # What test-native looks for errors with: nothing, address,undefined (memory, undefined behaviour) or thread (data races).
 SANITIZE ?=
-# Without, they are linked with the kernels that the installation compiled, in its own folder.
+# Without, they are linked with the kernels that the installation of `make test` compiled, in its own folder.
 NATIVE_TESTS := build/native$(if $(SANITIZE),-$(SANITIZE))
 COMPILER := $(shell command -v $(CXX) || command -v c++ || command -v clang++)
 
@@ -59,7 +59,7 @@ test: lint $(if $(COMPILER),test-native)
 
 test-native: $(VENV)/.installed
 	$(VENV)/bin/cmake -S native -B $(NATIVE_TESTS) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
-		-DJAXIS_FFI=$(if $(SANITIZE),OFF,ON) -DJAXIS_TESTS=ON -DJAXIS_SANITIZE=$(SANITIZE)
+		-DJAXIS_ISAS=all -DJAXIS_FFI=$(if $(SANITIZE),OFF,ON) -DJAXIS_TESTS=ON -DJAXIS_SANITIZE=$(SANITIZE)
 	$(VENV)/bin/cmake --build $(NATIVE_TESTS)
 	$(VENV)/bin/ctest --test-dir $(NATIVE_TESTS) --output-on-failure
 
@@ -137,8 +137,8 @@ $(VENV)/.installed: $(BUILT_FROM)
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	@echo "Installing what the tests need into $(VENV), once"
-	@$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[test]'
+	@echo "Installing what the tests need into $(VENV), with the kernels for every instruction set, once"
+	@JAXIS_ISAS=all $(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[test]'
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed

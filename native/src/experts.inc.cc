@@ -8,8 +8,8 @@
 #include "arithmetic.h"
 #include "expert_segments.h"
 #include "matmul.h"
-#include "matmul_panels.h"
 #include "matmul_rows.h"
+#include "panel_products.h"
 #include "simd.h"
 #include "team.h"
 

@@ -5,7 +5,7 @@
 
 #include "expert_segments.h"
 #include "matmul.h"
-#include "matmul_panels.h"
+#include "panel_products.h"
 #include "simd.h"
 #include "team.h"
 

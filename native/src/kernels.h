@@ -1,6 +1,6 @@
 // The kernels of one instruction set, as a table of functions. Every instruction set compiles the same sources (the
-// files *.inc.cc). Sums have the same order in all of them, so the tables differ in speed, and in the last bits only
-// where multiply-adds are not fused (see simd.h).
+// files *.inc.cc), in a namespace of its own. Sums have the same order in all of them, so the tables differ in speed,
+// and in the last bits only where multiply-adds are not fused (see simd.h).
 #pragma once
 
 #include <cstdint>
@@ -24,42 +24,48 @@
 
 namespace jaxis {
 
+// Every kernel: its function, and the struct of its arguments.
+#define JAXIS_FOR_EACH_KERNEL(X)       \
+  X(paged_attention, PagedAttention)   \
+  X(latent_attention, LatentAttention) \
+  X(index_selection, IndexSelection)   \
+  X(causal_conv, CausalConv)           \
+  X(gated_delta_rule, GatedDeltaRule)  \
+  X(selective_scan, SelectiveScan)     \
+  X(ssd, Ssd)                          \
+  X(matmul, Matmul)                    \
+  X(packed_rows, PackedRows)           \
+  X(experts, Experts)                  \
+  X(head_matmul, HeadMatmul)           \
+  X(rms_norm, RmsNorm)                 \
+  X(layer_norm, LayerNorm)             \
+  X(row_moments, RowMoments)           \
+  X(softplus, Softplus)                \
+  X(softmax, Softmax)                  \
+  X(gated, Gated)                      \
+  X(rotary_embedding, RotaryEmbedding) \
+  X(argmax, Argmax)                    \
+  X(tile_weights, TileWeights)         \
+  X(filter_tokens, TokenFilters)       \
+  X(top_tokens, TopTokens)             \
+  X(token_ranks, TokenRanks)
+
 struct Kernels {
   const char* name;
-  void (*paged_attention)(const PagedAttention&, const Pool&);
-  void (*latent_attention)(const LatentAttention&, const Pool&);
-  void (*index_selection)(const IndexSelection&, const Pool&);
-  void (*causal_conv)(const CausalConv&, const Pool&);
-  void (*gated_delta_rule)(const GatedDeltaRule&, const Pool&);
-  void (*selective_scan)(const SelectiveScan&, const Pool&);
-  void (*ssd)(const Ssd&, const Pool&);
-  void (*matmul)(const Matmul&, const Pool&);
-  void (*packed_rows)(const PackedRows&, const Pool&);
-  void (*experts)(const Experts&, const Pool&);
-  void (*head_matmul)(const HeadMatmul&, const Pool&);
-  void (*rms_norm)(const RmsNorm&, const Pool&);
-  void (*layer_norm)(const LayerNorm&, const Pool&);
-  void (*row_moments)(const RowMoments&, const Pool&);
-  void (*softplus)(const Softplus&, const Pool&);
-  void (*softmax)(const Softmax&, const Pool&);
-  void (*gated)(const Gated&, const Pool&);
-  void (*rotary_embedding)(const RotaryEmbedding&, const Pool&);
-  void (*argmax)(const Argmax&, const Pool&);
-  void (*tile_weights)(const TileWeights&, const Pool&);
-  void (*filter_tokens)(const TokenFilters&, const Pool&);
-  void (*top_tokens)(const TopTokens&, const Pool&);
-  void (*token_ranks)(const TokenRanks&, const Pool&);
+#define JAXIS_KERNEL(function, Arguments) void (*function)(const Arguments&, const Pool&);
+  JAXIS_FOR_EACH_KERNEL(JAXIS_KERNEL)
+#undef JAXIS_KERNEL
   bool (*quantize)(const Quantize&);  // whether all weights and scales are finite
 };
 
 // The best table that this processor runs; the environment variable JAXIS_CPU_ISA picks another by its name. Null for a
-// name that is unknown or that this processor does not run.
+// name that is unknown, was not compiled or does not run on this processor, and where none that was compiled does.
 const Kernels* find_kernels();
 
 // The same, where it is known not to be null.
 const Kernels& kernels();
 
-// Names of the tables that this processor runs, best first, separated by spaces.
+// Names of the compiled tables that this processor runs, best first, separated by spaces.
 const char* supported_isas();
 
 }  // namespace jaxis

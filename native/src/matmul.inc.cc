@@ -7,9 +7,9 @@
 #include "arithmetic.h"
 #include "matmul_block_scaled.h"
 #include "matmul_codes.h"
-#include "matmul_panels.h"
 #include "matmul_rows.h"
 #include "next_weights.h"
+#include "panel_products.h"
 #include "simd.h"
 #include "team.h"
 

@@ -13,7 +13,6 @@
 #include "tiles.h"
 
 namespace jaxis::JAXIS_ISA {
-namespace {
 
 constexpr int64_t kParallelElements = 8192;  // fewer are prepared by the calling thread alone
 
@@ -53,7 +52,7 @@ struct QuantizedGroup {
 
 // Quantizes x [size]; the values past its end are 0. Numbers that are not finite make the midpoint, and so every
 // product, NaN.
-QuantizedGroup quantize_group(const float* x, int64_t size) {
+inline QuantizedGroup quantize_group(const float* x, int64_t size) {
   QuantizedGroup out;
   alignas(64) float padded[kActivationGroup];
   const float* from = x;
@@ -84,7 +83,7 @@ QuantizedGroup quantize_group(const float* x, int64_t size) {
   return out;
 }
 
-void quantize_row(const Rows& rows, const float* x, int64_t block, int lane) {
+inline void quantize_row(const Rows& rows, const float* x, int64_t block, int lane) {
   const int num_lanes = rows.rows_of(block);
   const QuantizedRows to = rows.quantized_block(block);
   uint8_t* values = const_cast<uint8_t*>(to.values) + lane * (rows.tiled ? kActivationGroup : kActivationBytes);
@@ -115,7 +114,7 @@ void quantize_row(const Rows& rows, const float* x, int64_t block, int lane) {
 }
 
 // The sums of a row's parts, each in a fixed order.
-void sum_parts(const Rows& rows, const float* x, int64_t block, int lane) {
+inline void sum_parts(const Rows& rows, const float* x, int64_t block, int lane) {
   const int num_lanes = rows.rows_of(block);
   float* to = const_cast<float*>(rows.sums_of_block(block)) + lane;
   for (int64_t p = 0; p < rows.parts; ++p, to += num_lanes) {
@@ -126,7 +125,7 @@ void sum_parts(const Rows& rows, const float* x, int64_t block, int lane) {
 }
 
 // How `count` rows are cut into blocks; where they lie is not decided yet.
-Rows plan_rows(int64_t count, const WeightFormat& format, bool quantized) {
+inline Rows plan_rows(int64_t count, const WeightFormat& format, bool quantized) {
   Rows rows{};
   rows.rows = count;
   rows.k = format.k;
@@ -146,12 +145,12 @@ Rows plan_rows(int64_t count, const WeightFormat& format, bool quantized) {
   return rows;
 }
 
-bool needs_sums(const Rows& rows) { return rows.quantized || rows.codes.has_minima(); }
+inline bool needs_sums(const Rows& rows) { return rows.quantized || rows.codes.has_minima(); }
 
 // A row by itself is read where it stands, unless it is quantized or summed.
-bool needs_memory(const Rows& rows) { return rows.block_rows > 1 || needs_sums(rows); }
+inline bool needs_memory(const Rows& rows) { return rows.block_rows > 1 || needs_sums(rows); }
 
-int64_t memory_bytes(const Rows& rows) {
+inline int64_t memory_bytes(const Rows& rows) {
   if (!needs_memory(rows)) return 0;
   if (!rows.quantized) return rows.rows * (rows.k + (needs_sums(rows) ? rows.parts : 0)) * 4;
   // Tiles of the last block are read as if it had as many rows as the others.
@@ -159,7 +158,7 @@ int64_t memory_bytes(const Rows& rows) {
   return rows.rows * (rows.groups * (kGroupSteps * kActivationBytes + 8) + rows.parts * 8) + past_end;
 }
 
-void set_memory(Rows* rows, char* memory) {
+inline void set_memory(Rows* rows, char* memory) {
   if (!rows->quantized) {
     rows->plain = reinterpret_cast<const float*>(memory);
     rows->sums = reinterpret_cast<float*>(memory) + rows->rows * rows->k;
@@ -192,5 +191,4 @@ void prepare_block(const Rows& rows, int64_t block, const RowAt& row_at) {
   }
 }
 
-}  // namespace
 }  // namespace jaxis::JAXIS_ISA

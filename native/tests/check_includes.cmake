@@ -1,6 +1,6 @@
 # cmake -DCXX=... -DFLAGS=... -DSOURCES=... -P check_includes.cmake
 #
-# All kernels of an instruction set are one translation unit, in which a file would compile that only uses what others
+# The kernels of an instruction set are few translation units, in which a file would compile that only uses what others
 # included before it. So each is compiled by itself.
 foreach(source IN LISTS SOURCES)
   execute_process(COMMAND ${CXX} -std=c++17 -fsyntax-only -w ${FLAGS} -x c++ ${source}

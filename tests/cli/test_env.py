@@ -67,7 +67,6 @@ def test_native_kernels_are_stated(run_jaxis, cli_environment, monkeypatch):
     used, names = line.removesuffix(")").split(" (of ")
     names = names.split(", ")
     assert used == names[0]
-    assert names[-1] in ("portable", "neon")
     monkeypatch.setitem(cli_environment, "JAXIS_CPU_ISA", names[-1])
     assert json.loads(run_jaxis("env", "--json").stdout)["native_kernels"].startswith(f"{names[-1]} (of ")
 

@@ -56,6 +56,34 @@ def test_every_function_that_is_no_handler_has_a_signature(path):
     assert exported - handlers == set(native.SIGNATURES)
 
 
+def test_a_set_that_was_not_compiled_is_an_error_that_says_how_to(monkeypatch):
+    monkeypatch.setenv("JAXIS_CPU_ISA", "avx9")
+    # Libraries pick their set once, and this process has asked for its own.
+    monkeypatch.setattr(native, "load", lambda path: StubLibrary(b"avx512 avx2", None))
+    with pytest.raises(
+        EngineError, match=r"JAXIS_CPU_ISA='avx9' cannot run here: give one of avx512, avx2, or none"
+    ) as e:
+        native._find.__wrapped__()
+    assert "JAXIS_ISAS=all pip install -e ." in str(e.value)
+
+
+def test_a_library_for_another_processor_is_left_alone_and_said(monkeypatch, caplog):
+    monkeypatch.setattr(native, "load", lambda path: StubLibrary(b"", None))
+    library, why = native._find.__wrapped__()
+    assert library is None
+    assert "compiled for another machine's processor" in why
+    assert why in caplog.text
+
+
+class StubLibrary:
+    """What is asked of a library when it is looked for."""
+
+    def __init__(self, supported: bytes, isa: bytes | None):
+        self.jaxis_supported_isas = lambda: supported
+        self.jaxis_isa = lambda: isa
+        self.jaxis_ffi_major = self.jaxis_ffi_minor = lambda: 0
+
+
 def test_an_unknown_type_is_no_other_type():
     library = native.library()
     codes = PackedFormat("codes", 64, 32, bits=4, scale="float16").encode()

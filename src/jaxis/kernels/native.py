@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
+import logging
 import math
 import mmap
 import os
@@ -27,6 +28,8 @@ from jaxis.kernels import native_constants
 from jaxis.kernels.platform import target_platform
 
 LIBRARY = Path("native", "libjaxis.so")
+
+_logger = logging.getLogger(__name__)
 
 
 class _Constant(ctypes.Structure):
@@ -109,8 +112,15 @@ def _find() -> tuple[ctypes.CDLL | None, str]:
             f"{paths[0]} was built for XLA's FFI {built[0]}.{built[1]}, which is newer than the installed jaxlib's "
             f"{runs[0]}.{runs[1]}; install jaxis again"
         )
+    if not _names(lib):
+        why = f"{paths[0]} was compiled for another machine's processor, not for this one's; install jaxis again"
+        _logger.warning("native kernels are not used, and all is slower: %s", why)
+        return None, why
     if lib.jaxis_isa() is None:
-        raise EngineError(f"JAXIS_CPU_ISA={wanted!r} cannot run here: give one of {_names(lib)}, or none")
+        raise EngineError(
+            f"JAXIS_CPU_ISA={wanted!r} cannot run here: give one of {_names(lib)}, or none "
+            "(an installation with -e compiles only this machine's best: JAXIS_ISAS=all pip install -e . compiles all)"
+        )
     return lib, ""
 
 

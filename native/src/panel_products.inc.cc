@@ -1,5 +1,5 @@
-// Blocks of rows times one panel of weights, of any format.
-#pragma once
+// Blocks of rows times one panel of weights, of any format: most of what there is to compile of an instruction set.
+#include "panel_products.h"
 
 #include <cstdint>
 #include <type_traits>
@@ -26,12 +26,6 @@ constexpr int64_t kQuantizedColumnsAtOnce = 512;
 
 int64_t quantized_columns_at_once(const Rows& rows) {
   return rows.tiled ? kTiledColumnsAtOnce : kQuantizedColumnsAtOnce;
-}
-
-Int8Panel int8_panel(const WeightFormat& f, const uint8_t* panel) {
-  const int64_t groups = ceil_div(f.k, kActivationGroup);
-  const uint8_t* scales = panel + groups * kActivationGroup * kPanelRows;
-  return {panel, reinterpret_cast<const float*>(scales), groups};
 }
 
 // Upcasts a panel to float32 [k][32]; of int8 without the scales.
@@ -352,7 +346,8 @@ void multiply_block_scaled_panel(const Rows& rows, const WeightFormat& f, const 
   }
 }
 
-// Row blocks [first, last) times one panel -> tile [rows of these blocks][32].
+}  // namespace
+
 void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first, int64_t last,
                     float* tile) {
   if (f.type == WeightType::kCodes) {
@@ -398,7 +393,6 @@ void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* pane
   }
 }
 
-// Writes a tile [num_rows][32] into columns [32 * panel, ...) of out [..., n].
 void store_tile(const float* tile, int64_t num_rows, int64_t n, int64_t panel, float* out) {
   const int64_t first = panel * kPanelRows, size = min_of(kPanelRows, n - first);
   for (int64_t r = 0; r < num_rows; ++r) {
@@ -413,5 +407,4 @@ void store_tile(const float* tile, int64_t num_rows, int64_t n, int64_t panel, f
   }
 }
 
-}  // namespace
 }  // namespace jaxis::JAXIS_ISA
