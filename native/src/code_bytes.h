@@ -12,11 +12,6 @@ namespace jaxis::JAXIS_ISA {
 
 #if defined(JAXIS_SIMD_AVX512)
 
-struct Bytes64 {
-  __m512i v;
-};
-JAXIS_INLINE Bytes64 load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-JAXIS_INLINE void store_bytes(uint8_t* p, Bytes64 a) { _mm512_storeu_si512(p, a.v); }
 JAXIS_INLINE Bytes64 low_nibbles(Bytes64 a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 JAXIS_INLINE Bytes64 high_nibbles(Bytes64 a) {
   return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))};
@@ -44,11 +39,6 @@ JAXIS_INLINE ByteTable load_byte_table(const uint8_t* p) {
 }
 // The table's bytes at places 0 to 15.
 JAXIS_INLINE Bytes64 look_up(ByteTable table, Bytes64 places) { return {_mm512_shuffle_epi8(table.v, places.v)}; }
-#if defined(JAXIS_SIMD_VNNI)
-JAXIS_INLINE U8x64 for_dot(Bytes64 a) { return {a.v}; }
-#else
-JAXIS_INLINE U8x64 for_dot(Bytes64 a) { return zero_extend(a.v); }
-#endif
 // What is taken from each code: 2 ** 23 more than that, whose lowest byte a code takes the place of.
 struct CodeZero {
   __m512 v;
@@ -76,17 +66,6 @@ JAXIS_INLINE F32x16 level_column(Bytes64 a, int column, FloatTable table) {
 
 #elif defined(JAXIS_SIMD_AVX2)
 
-struct Bytes64 {
-  __m256i a, b;
-};
-JAXIS_INLINE Bytes64 load_bytes(const uint8_t* p) {
-  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
-}
-JAXIS_INLINE void store_bytes(uint8_t* p, Bytes64 x) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), x.b);
-}
 JAXIS_INLINE Bytes64 low_nibbles(Bytes64 x) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
@@ -125,7 +104,6 @@ JAXIS_INLINE ByteTable load_byte_table(const uint8_t* p) {
 JAXIS_INLINE Bytes64 look_up(ByteTable table, Bytes64 places) {
   return {_mm256_shuffle_epi8(table.v, places.a), _mm256_shuffle_epi8(table.v, places.b)};
 }
-JAXIS_INLINE U8x64 for_dot(Bytes64 x) { return zero_extend(x.a, x.b); }
 struct CodeZero {
   F32x16 v;
 };
@@ -156,17 +134,10 @@ JAXIS_INLINE F32x16 level_column(Bytes64 x, int column, FloatTable table) {
 
 #elif defined(JAXIS_SIMD_NEON)
 
-struct Bytes64 {
-  uint8x16_t v[4];
-};
 #define JAXIS_EACH(expression)                       \
   Bytes64 out;                                       \
   for (int i = 0; i < 4; ++i) out.v[i] = expression; \
   return out
-JAXIS_INLINE Bytes64 load_bytes(const uint8_t* p) { JAXIS_EACH(vld1q_u8(p + 16 * i)); }
-JAXIS_INLINE void store_bytes(uint8_t* p, Bytes64 a) {
-  for (int i = 0; i < 4; ++i) vst1q_u8(p + 16 * i, a.v[i]);
-}
 JAXIS_INLINE Bytes64 low_nibbles(Bytes64 a) { JAXIS_EACH(vandq_u8(a.v[i], vdupq_n_u8(15))); }
 JAXIS_INLINE Bytes64 high_nibbles(Bytes64 a) { JAXIS_EACH(vshrq_n_u8(a.v[i], 4)); }
 JAXIS_INLINE Bytes64 with_bit_4(Bytes64 a, const uint8_t* bits) {
@@ -191,7 +162,6 @@ struct ByteTable {
 JAXIS_INLINE ByteTable load_byte_table(const uint8_t* p) { return {vld1q_u8(p)}; }
 JAXIS_INLINE Bytes64 look_up(ByteTable table, Bytes64 places) { JAXIS_EACH(vqtbl1q_u8(table.v, places.v[i])); }
 #undef JAXIS_EACH
-JAXIS_INLINE U8x64 for_dot(Bytes64 a) { return {{a.v[0], a.v[1], a.v[2], a.v[3]}}; }
 struct CodeZero {
   F32x16 v;
 };
@@ -229,15 +199,10 @@ JAXIS_INLINE F32x16 level_column(Bytes64 a, int column, FloatTable table) {
 
 #else
 
-struct Bytes64 {
-  uint8_t v[64];
-};
 #define JAXIS_EACH(expression)                                              \
   Bytes64 out;                                                              \
   for (int i = 0; i < 64; ++i) out.v[i] = static_cast<uint8_t>(expression); \
   return out
-JAXIS_INLINE Bytes64 load_bytes(const uint8_t* p) { JAXIS_EACH(p[i]); }
-JAXIS_INLINE void store_bytes(uint8_t* p, Bytes64 a) { std::memcpy(p, a.v, sizeof a.v); }
 JAXIS_INLINE Bytes64 low_nibbles(Bytes64 a) { JAXIS_EACH(a.v[i] & 15); }
 JAXIS_INLINE Bytes64 high_nibbles(Bytes64 a) { JAXIS_EACH(a.v[i] >> 4); }
 JAXIS_INLINE Bytes64 with_bit_4(Bytes64 a, const uint8_t* bits) {
@@ -256,11 +221,6 @@ JAXIS_INLINE ByteTable load_byte_table(const uint8_t* p) {
 }
 JAXIS_INLINE Bytes64 look_up(ByteTable table, Bytes64 places) { JAXIS_EACH(table.v[places.v[i]]); }
 #undef JAXIS_EACH
-JAXIS_INLINE U8x64 for_dot(Bytes64 a) {
-  U8x64 out;
-  std::memcpy(out.v, a.v, sizeof out.v);
-  return out;
-}
 struct CodeZero {
   F32x16 v;
 };

@@ -130,6 +130,25 @@ constexpr int64_t bits_of(CodeKind kind) {
   }
 }
 
+// How codes that were unpacked to bytes are multiplied, in parts of kSteps; kWords instead of kBytes by choice. Pairs
+// are 2 * 127 times the largest code, of 4 bits 15, of 5 bits 31, of 6 bits 63: 8, 4 and 2 of them are less than 2
+// ** 15.
+template <CodeKind kKind, int kSteps>
+constexpr Product product_of() {
+  if (!kHasBytePairs) return Product::kBytes;
+  if (kKind == CodeKind::kNibbles) return kSteps == kUnitSteps ? Product::kPairs8 : Product::kPairs4;
+  if (kKind == CodeKind::kFiveBits) return Product::kPairs4;
+  if (kKind == CodeKind::kSixBits) return Product::kPairs2;
+  return Product::kBytes;
+}
+
+constexpr bool is_multiplied_in_pairs(CodeKind kind) {
+  return kHasBytePairs && (kind == CodeKind::kNibbles || kind == CodeKind::kFiveBits || kind == CodeKind::kSixBits);
+}
+
+// Bytes that four quantized activations take.
+constexpr int activation_bytes(CodeKind kind) { return is_multiplied_in_pairs(kind) ? 4 : kActivationBytes; }
+
 // The codes of four columns of half a unit's rows, or their levels as bytes.
 template <CodeKind kKind>
 JAXIS_INLINE Bytes64 load_codes(const uint8_t* unit, int step, int half, ByteTable levels) {
@@ -153,30 +172,83 @@ JAXIS_INLINE F32x16 load_code_column(Bytes64 codes, int column, CodeZero zero, F
   return code_column(codes, column, zero);
 }
 
-template <CodeKind kKind>
+// Of one half of the panel's rows or, if kNumHalves is 2, of both.
+template <CodeKind kKind, int kNumHalves>
 JAXIS_INLINE void prefetch_unit(const uint8_t* unit, int half) {
   constexpr int64_t kBytes = bits_of(kKind) * kUnit * kPanelRows / 8;
 #pragma GCC unroll 16
-  for (int64_t i = kHalves == 2 ? 0 : half * 64; i < kBytes; i += kHalves * 64) {
+  for (int64_t i = kNumHalves == 2 ? 0 : half * 64; i < kBytes; i += kNumHalves * 64) {
     prefetch(unit + i);
-    if (kHalves == 2) prefetch(unit + i + 64);
+    if (kNumHalves == 2) prefetch(unit + i + 64);
   }
 }
 
+#if defined(JAXIS_BYTE_PAIRS)
+
+// Sums of codes of at most six bits, four in each lane: of four steps as bytes, then as words.
+struct CodeSums {
+  Bytes64 bytes;
+  I16x32 words;
+};
+
+JAXIS_INLINE void add_codes(CodeSums* sums, Bytes64 codes, int step, int first) {
+  const bool is_new = step % 4 == 0;
+  sums->bytes = is_new ? codes : sums->bytes + codes;
+  if (step % 4 != 3) return;
+  const I16x32 words = add_byte_pairs(sums->bytes);
+  sums->words = step - 3 == first ? words : sums->words + words;
+}
+
+// add_dots by pairs of bytes.
+template <CodeKind kKind, int kFirst, int kLast>
+JAXIS_INLINE void add_pair_dots(const uint8_t* x, const uint8_t* unit, int half, I32x16 (&dots)[kRowHalves],
+                                I32x16 (&sums)[kRowHalves]) {
+  constexpr int kTogether = pair_steps(product_of<kKind, kLast - kFirst>());
+  I16x32 products[kRowHalves];
+  CodeSums code_sums[kRowHalves];
+#pragma GCC unroll 8
+  for (int step = kFirst; step < kLast; ++step) {
+    const ActivationWords four = load_activation_words(x + (step - kFirst) * 4);
+#pragma GCC unroll 2
+    for (int h = 0; h < kRowHalves; ++h) {
+      const Bytes64 codes = load_codes<kKind>(unit, step, half + h, ByteTable());
+      const I16x32 two = multiply_byte_pairs(codes, four);
+      products[h] = step % kTogether == 0 ? two : products[h] + two;
+      keep_sum(&products[h]);
+      add_codes(&code_sums[h], codes, step, kFirst);
+      if (step % kTogether == kTogether - 1) dots[h] = dots[h] + add_pairs(products[h]);
+    }
+  }
+#pragma GCC unroll 2
+  for (int h = 0; h < kRowHalves; ++h) sums[h] = sums[h] + add_pairs(code_sums[h].words);
+}
+
+#else
+
+// Never called.
+template <CodeKind kKind, int kFirst, int kLast>
+JAXIS_INLINE void add_pair_dots(const uint8_t*, const uint8_t*, int, I32x16 (&)[kRowHalves], I32x16 (&)[kRowHalves]) {}
+
+#endif
+
 // Steps [kFirst, kLast) of a unit, times a row of quantized activations at `x`, and their sums.
 template <CodeKind kKind, int kFirst, int kLast>
-JAXIS_INLINE void add_dots(const uint8_t* x, const uint8_t* unit, int half, ByteTable levels, I32x16 (&dots)[kHalves],
-                           I32x16 (&sums)[kHalves]) {
+JAXIS_INLINE void add_dots(const uint8_t* x, const uint8_t* unit, int half, ByteTable levels,
+                           I32x16 (&dots)[kRowHalves], I32x16 (&sums)[kRowHalves]) {
+  if constexpr (is_multiplied_in_pairs(kKind)) return add_pair_dots<kKind, kFirst, kLast>(x, unit, half, dots, sums);
+  QuadSums quads[kRowHalves];
+  for (int h = 0; h < kRowHalves; ++h) quads[h] = begin_quad_sums(sums[h]);
 #pragma GCC unroll 8
   for (int step = kFirst; step < kLast; ++step) {
     const ActivationQuad four = load_activation_quad(x + (step - kFirst) * kActivationBytes);
 #pragma GCC unroll 2
-    for (int h = 0; h < kHalves; ++h) {
+    for (int h = 0; h < kRowHalves; ++h) {
       const U8x64 values = for_dot(load_codes<kKind>(unit, step, half + h, levels));
       dots[h] = dot(dots[h], values, four);
-      sums[h] = add_quads(sums[h], values);
+      quads[h] = add_quads(quads[h], values);
     }
   }
+  for (int h = 0; h < kRowHalves; ++h) sums[h] = end_quad_sums(quads[h], sums[h]);
 }
 
 // Steps [kFirst, kLast) of a unit, times a row at `x`.
@@ -199,12 +271,12 @@ JAXIS_INLINE void add_columns(const float* x, const uint8_t* unit, int half, Byt
   }
 }
 
-// Calls function(span, index of the span, super-numbers of the halves) for each span of a panel.
-template <typename Function>
+// Calls function(span, index of the span, super-numbers of kNumHalves halves) for each span of a panel.
+template <int kNumHalves, typename Function>
 JAXIS_INLINE void for_each_span(const CodeReader& r, const uint8_t* panel, int half, const Function& function) {
   for (int64_t s = 0; s < r.layout.num_spans;) {
-    SuperNumbers super[kHalves];
-    for (int h = 0; h < kHalves; ++h) super[h] = load_super(r, panel, half + h);
+    SuperNumbers super[kNumHalves];
+    for (int h = 0; h < kNumHalves; ++h) super[h] = load_super(r, panel, half + h);
     panel += r.layout.super_bytes;
     const int64_t end = s + r.layout.spans_per_super;
     for (; s < end; ++s, panel += r.layout.span_bytes) function(panel, s, super);
@@ -255,24 +327,24 @@ void micro_stored_int8(const QuantizedRows& x, const CodeReader& reader, const u
   const CodeReader r = with_known_layout<kKind, kLayout>(reader);
   const ByteTable levels = load_byte_table(r.byte_levels);
   const int64_t units = r.layout.units_per_span;
-  for (int half = 0; half < 2; half += kHalves) {
-    F32x16 sum[kHalves];
-    for (int h = 0; h < kHalves; ++h) sum[h] = zero();
+  for (int half = 0; half < 2; half += kRowHalves) {
+    F32x16 sum[kRowHalves];
+    for (int h = 0; h < kRowHalves; ++h) sum[h] = zero();
     const uint8_t* xi = x.values;
     int64_t group = 0;  // of activations
-    for_each_span(
+    for_each_span<kRowHalves>(
         r, panel, half,
-        [&](const uint8_t* span, int64_t, const SuperNumbers(&super)[kHalves]) __attribute__((always_inline)) {
+        [&](const uint8_t* span, int64_t, const SuperNumbers(&super)[kRowHalves]) __attribute__((always_inline)) {
           const uint8_t* unit = span + r.layout.unit_at;
           prefetch(span);  // its numbers; the units come below
-          I32x16 dots[kHalves], sums[kHalves];
+          I32x16 dots[kRowHalves], sums[kRowHalves];
           const auto begin_part = [&](int64_t part, int columns) __attribute__((always_inline)) {
-            for (int h = 0; h < kHalves; ++h) dots[h] = broadcast_i32(x.offsets[part]);
-            for (int h = 0; h < kHalves; ++h) sums[h] = broadcast_i32(r.has_zero_points ? 0 : -r.zero * columns);
+            for (int h = 0; h < kRowHalves; ++h) dots[h] = broadcast_i32(x.offsets[part]);
+            for (int h = 0; h < kRowHalves; ++h) sums[h] = broadcast_i32(r.has_zero_points ? 0 : -r.zero * columns);
           };
           const auto end_part = [&](int64_t part, int64_t g, int columns) __attribute__((always_inline)) {
 #pragma GCC unroll 2
-            for (int h = 0; h < kHalves; ++h) {
+            for (int h = 0; h < kRowHalves; ++h) {
               F32x16 product = to_float(dots[h]), of_codes = to_float(sums[h]);
               if (r.has_zero_points) {
                 const F32x16 zeros = zero() - load_zero_point(r, span, g, half + h);
@@ -289,26 +361,26 @@ void micro_stored_int8(const QuantizedRows& x, const CodeReader& reader, const u
           };
           if (r.layout.groups_per_span == 1) {
             for (int64_t u = 0; u < units; ++u, ++group, unit += r.layout.unit_bytes) {
-              prefetch_unit<kKind>(unit, half);
+              prefetch_unit<kKind, kRowHalves>(unit, half);
               begin_part(group, kUnit);
               add_dots<kKind, 0, kUnitSteps>(xi, unit, half, levels, dots, sums);
               end_part(group, 0, kUnit);
-              xi += kUnitSteps * kActivationBytes;
+              xi += kUnitSteps * activation_bytes(kKind);
             }
             return;
           }
           constexpr int kLater = kUnitSteps / 2;
-          prefetch_unit<kKind>(unit, half);
+          prefetch_unit<kKind, kRowHalves>(unit, half);
           begin_part(2 * group, kUnit / 2);
           add_dots<kKind, 0, kLater>(xi, unit, half, levels, dots, sums);
           end_part(2 * group, 0, kUnit / 2);
           begin_part(2 * group + 1, kUnit / 2);
-          add_dots<kKind, kLater, kUnitSteps>(xi + kLater * kActivationBytes, unit, half, levels, dots, sums);
+          add_dots<kKind, kLater, kUnitSteps>(xi + kLater * activation_bytes(kKind), unit, half, levels, dots, sums);
           end_part(2 * group + 1, 1, kUnit / 2);
-          xi += kUnitSteps * kActivationBytes;
+          xi += kUnitSteps * activation_bytes(kKind);
           ++group;
         });
-    for (int h = 0; h < kHalves; ++h) store(c + (half + h) * kLanes, sum[h]);
+    for (int h = 0; h < kRowHalves; ++h) store(c + (half + h) * kLanes, sum[h]);
   }
 }
 
@@ -322,57 +394,57 @@ void micro_stored_f32(const float* x, const float* sums, const CodeReader& r, co
     F32x16 total[kHalves];
     for (int h = 0; h < kHalves; ++h) total[h] = zero();
     const float* xi = x;
-    for_each_span(r, panel, half,
-                  [&](const uint8_t* span, int64_t s, const SuperNumbers(&super)[kHalves])
-                      __attribute__((always_inline)) {
-                        const uint8_t* unit = span + r.layout.unit_at;
-                        prefetch(span);  // its numbers; the units come below
-                        F32x16 scales[kHalves], sum[kHalves];
-                        CodeZero zeros[kHalves];
-                        const auto begin_group = [&](int64_t g) __attribute__((always_inline)) {
+    for_each_span<kHalves>(
+        r, panel, half,
+        [&](const uint8_t* span, int64_t s, const SuperNumbers(&super)[kHalves]) __attribute__((always_inline)) {
+          const uint8_t* unit = span + r.layout.unit_at;
+          prefetch(span);  // its numbers; the units come below
+          F32x16 scales[kHalves], sum[kHalves];
+          CodeZero zeros[kHalves];
+          const auto begin_group = [&](int64_t g) __attribute__((always_inline)) {
 #pragma GCC unroll 2
-                          for (int h = 0; h < kHalves; ++h) {
-                            scales[h] = load_scale(r, super[h], span, g, half + h);
-                            zeros[h] = code_zero(load_zero(r, span, g, half + h));
-                          }
-                        };
-                        const auto begin_sum = [&]() __attribute__((always_inline)) {
-                          for (int h = 0; h < kHalves; ++h) sum[h] = zero();
-                        };
-                        const auto end_sum = [&]() __attribute__((always_inline)) {
-                          for (int h = 0; h < kHalves; ++h) total[h] = fma(sum[h], scales[h], total[h]);
-                        };
-                        const auto end_group = [&](int64_t g) __attribute__((always_inline)) {
-                          if (!r.has_minima()) return;
-                          const F32x16 of_x = broadcast(sums[s * groups_per_span + g]);
-                          for (int h = 0; h < kHalves; ++h) {
-                            total[h] = fma(load_minimum(r, super[h], span, g, half + h), of_x, total[h]);
-                          }
-                        };
-                        begin_group(0);
-                        if (groups_per_span == 1) {
-                          for (int64_t u = 0; u < units; ++u, unit += r.layout.unit_bytes, xi += kUnit) {
-                            prefetch_unit<kKind>(unit, half);
-                            begin_sum();
-                            add_columns<kKind, 0, kUnitSteps>(xi, unit, half, bytes, levels, zeros, sum);
-                            end_sum();
-                          }
-                          end_group(0);
-                          return;
-                        }
-                        constexpr int kLater = kUnitSteps / 2;
-                        prefetch_unit<kKind>(unit, half);
-                        begin_sum();
-                        add_columns<kKind, 0, kLater>(xi, unit, half, bytes, levels, zeros, sum);
-                        end_sum();
-                        end_group(0);
-                        begin_group(1);
-                        begin_sum();
-                        add_columns<kKind, kLater, kUnitSteps>(xi + kUnit / 2, unit, half, bytes, levels, zeros, sum);
-                        end_sum();
-                        end_group(1);
-                        xi += kUnit;
-                      });
+            for (int h = 0; h < kHalves; ++h) {
+              scales[h] = load_scale(r, super[h], span, g, half + h);
+              zeros[h] = code_zero(load_zero(r, span, g, half + h));
+            }
+          };
+          const auto begin_sum = [&]() __attribute__((always_inline)) {
+            for (int h = 0; h < kHalves; ++h) sum[h] = zero();
+          };
+          const auto end_sum = [&]() __attribute__((always_inline)) {
+            for (int h = 0; h < kHalves; ++h) total[h] = fma(sum[h], scales[h], total[h]);
+          };
+          const auto end_group = [&](int64_t g) __attribute__((always_inline)) {
+            if (!r.has_minima()) return;
+            const F32x16 of_x = broadcast(sums[s * groups_per_span + g]);
+            for (int h = 0; h < kHalves; ++h) {
+              total[h] = fma(load_minimum(r, super[h], span, g, half + h), of_x, total[h]);
+            }
+          };
+          begin_group(0);
+          if (groups_per_span == 1) {
+            for (int64_t u = 0; u < units; ++u, unit += r.layout.unit_bytes, xi += kUnit) {
+              prefetch_unit<kKind, kHalves>(unit, half);
+              begin_sum();
+              add_columns<kKind, 0, kUnitSteps>(xi, unit, half, bytes, levels, zeros, sum);
+              end_sum();
+            }
+            end_group(0);
+            return;
+          }
+          constexpr int kLater = kUnitSteps / 2;
+          prefetch_unit<kKind, kHalves>(unit, half);
+          begin_sum();
+          add_columns<kKind, 0, kLater>(xi, unit, half, bytes, levels, zeros, sum);
+          end_sum();
+          end_group(0);
+          begin_group(1);
+          begin_sum();
+          add_columns<kKind, kLater, kUnitSteps>(xi + kUnit / 2, unit, half, bytes, levels, zeros, sum);
+          end_sum();
+          end_group(1);
+          xi += kUnit;
+        });
     for (int h = 0; h < kHalves; ++h) store(c + (half + h) * kLanes, total[h]);
   }
 }
@@ -434,9 +506,42 @@ void micro_codes_f32(const float* x, const float* sums, const FloatColumns& w, f
   }
 }
 
-// Steps [kFirst, kLast) of half a unit: their bytes, unless `out` is null, and their sums.
-template <CodeKind kKind, int kFirst, int kLast>
-JAXIS_INLINE I32x16 unpack_bytes(const uint8_t* unit, int half, ByteTable levels, uint8_t* out) {
+#if defined(JAXIS_BYTE_PAIRS)
+
+// Half a step as words less `zero`.
+JAXIS_INLINE void store_as_words(uint8_t* out, U8x64 bytes, I16x32 zero) {
+  store_words(reinterpret_cast<int16_t*>(out), bytes.even - zero);
+  store_words(reinterpret_cast<int16_t*>(out) + 32, bytes.odd - zero);
+}
+
+// Steps [kFirst, kLast) of half a unit for products of integers, unless `out` is null, and their sums.
+template <CodeKind kKind, Product kProduct, int kFirst, int kLast>
+JAXIS_INLINE I32x16 unpack_codes(const uint8_t* unit, int half, ByteTable levels, int32_t zero, uint8_t* out) {
+  const I32x16 none = broadcast_i32(0);
+  const I16x32 zero_words = broadcast_words(static_cast<int16_t>(zero));
+  QuadSums quads = begin_quad_sums(none);
+  CodeSums code_sums{};
+#pragma GCC unroll 8
+  for (int step = kFirst; step < kLast; ++step) {
+    const Bytes64 bytes = load_codes<kKind>(unit, step, half, levels);
+    if (kProduct == Product::kWords) {
+      store_as_words(out + step * 256 + half * 128, for_dot(bytes), zero_words);
+    } else if (out != nullptr) {
+      store_bytes(out + step * 128 + half * 64, bytes);
+    }
+    if constexpr (is_multiplied_in_pairs(kKind)) {
+      add_codes(&code_sums, bytes, step, kFirst);
+    } else {
+      quads = add_quads(quads, for_dot(bytes));
+    }
+  }
+  return is_multiplied_in_pairs(kKind) ? add_pairs(code_sums.words) : end_quad_sums(quads, none);
+}
+
+#else
+
+template <CodeKind kKind, Product kProduct, int kFirst, int kLast>
+JAXIS_INLINE I32x16 unpack_codes(const uint8_t* unit, int half, ByteTable levels, int32_t, uint8_t* out) {
   I32x16 sums = broadcast_i32(0);
 #pragma GCC unroll 8
   for (int step = kFirst; step < kLast; ++step) {
@@ -446,6 +551,8 @@ JAXIS_INLINE I32x16 unpack_bytes(const uint8_t* unit, int half, ByteTable levels
   }
   return sums;
 }
+
+#endif
 
 template <CodeKind kKind>
 void unpack_floats(const CodeReader& r, const uint8_t* span, const uint8_t* unit, float* out) {

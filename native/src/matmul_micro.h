@@ -13,23 +13,28 @@
 
 namespace jaxis::JAXIS_ISA {
 
-// Registers decide how many rows at most, and how many of a panel's two halves, are worked on at once.
+// Registers decide how many rows at most, and how many of a panel's two halves, are worked on at once; of a single row
+// of integers kRowHalves.
 #if defined(JAXIS_SIMD_AVX512)
 constexpr int kHalves = 2;
 constexpr int kMaxRows = 12;
-#if defined(JAXIS_SIMD_VNNI)
 constexpr int kMaxQuantizedRows = 6;
-#else
-constexpr int kMaxQuantizedRows = 4;
-#endif
+constexpr int kRowHalves = 2;
 #elif defined(JAXIS_SIMD_NEON)
 constexpr int kHalves = 1;
 constexpr int kMaxRows = 5;
 constexpr int kMaxQuantizedRows = 2;
+constexpr int kRowHalves = 1;
 #else
 constexpr int kHalves = 1;
 constexpr int kMaxRows = 5;
+#if defined(JAXIS_SIMD_AVX2)
+constexpr int kMaxQuantizedRows = 6;
+constexpr int kRowHalves = 2;
+#else
 constexpr int kMaxQuantizedRows = 3;
+constexpr int kRowHalves = 1;
+#endif
 #endif
 
 // How far ahead of its use memory is asked for: the hardware's own prefetching stops at each page's end.
@@ -121,7 +126,8 @@ constexpr int kGroupSteps = kActivationGroup / 4;  // of four columns in a group
 // group, or half of it where the weights have a scale for half a group. Rows end with whole groups, whose last values
 // may be columns that do not exist: 0.
 struct QuantizedRows {
-  const uint8_t* values;   // [steps][R][kActivationBytes], four columns a step; for tiles [groups][R][kActivationGroup]
+  const uint8_t* values;   // [steps][R][kActivationBytes], four columns a step, or [steps][R][4] for kPairs*; for tiles
+                           // [groups][R][kActivationGroup]
   const float* scales;     // [groups][R]
   const float* midpoints;  // [groups][R]
   const int32_t* offsets;  // [parts][R], what a sum of products begins with: -zero point * sum of the values; for tiles
@@ -136,10 +142,28 @@ struct Int8Panel {
   int64_t groups;       // of activations
 };
 
+// What products of integers are made of.
+enum class Product {
+  kBytes,  // bytes: see dot()
+  kWords,  // bytes that were extended to words less their zero points
+  // Bytes so small that the products of 8, 4 or 2 steps, two neighbours in a word, are summed as words:
+  kPairs8,
+  kPairs4,
+  kPairs2,
+};
+
+constexpr bool is_of_pairs(Product product) { return product >= Product::kPairs8; }
+
+constexpr int pair_steps(Product product) {
+  return product == Product::kPairs8 ? 8 : product == Product::kPairs4 ? 4 : 2;
+}
+
+constexpr int64_t step_bytes(Product product) { return (product == Product::kWords ? 8 : 4) * kPanelRows; }
+
 // Columns of a panel for products of integers, in parts as the activations'. A weight is scale * (byte - zero point) +
 // minimum; the zero point is one of the part or, if it has none, that of the activations' offsets.
 struct IntegerColumns {
-  const uint8_t* bytes;       // spans of [steps][32][4]
+  const uint8_t* bytes;       // spans of [steps][32][4]; of words [steps][two halves][columns 0 and 2, 1 and 3][16][2]
   int64_t span_stride;        // bytes from span to span
   int64_t spans, span_parts;  // parts of a span
   const float* scales;        // [parts][32]; null: 1
@@ -148,10 +172,85 @@ struct IntegerColumns {
   const float* minima;        // [parts][32], or null
 };
 
-// A part's integer products of R rows with half a panel, added to each row's offset. The pointers to both move on to
-// the next part.
-template <int R, int kSteps>
+#if defined(JAXIS_BYTE_PAIRS)
+
+// The even or the odd columns of a step, of R rows with half a panel.
+template <int R>
+JAXIS_INLINE void word_dots(const uint8_t* x, const I16x32 (&words)[kHalves], I32x16 (&dots)[R][kHalves]) {
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+    const ActivationWords two = load_activation_words(x + r * kActivationBytes);
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) {
+      dots[r][h] = dots[r][h] + multiply_words(words[h], two);
+      keep_sum(&dots[r][h]);
+    }
+  }
+}
+
+// A part's integer products of R rows with half a panel, added to each row's offset; words include the offset. The
+// pointers to both move on to the next part.
+template <int R, int kSteps, Product kProduct>
 JAXIS_INLINE void part_dots(const int32_t* offsets, const uint8_t** x, const uint8_t** w, I32x16 (&dots)[R][kHalves]) {
+  const uint8_t *xi = *x, *wi = *w;
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+    for (int h = 0; h < kHalves; ++h) dots[r][h] = broadcast_i32(kProduct == Product::kWords ? 0 : offsets[r]);
+  }
+  if constexpr (is_of_pairs(kProduct)) {
+    constexpr int kTogether = pair_steps(kProduct) < kSteps ? pair_steps(kProduct) : kSteps;
+#pragma GCC unroll 4
+    for (int begin = 0; begin < kSteps; begin += kTogether) {
+      I16x32 products[R][kHalves];
+#pragma GCC unroll 8
+      for (int step = 0; step < kTogether; ++step, wi += step_bytes(kProduct)) {
+        Bytes64 codes[kHalves];
+#pragma GCC unroll 2
+        for (int h = 0; h < kHalves; ++h) codes[h] = load_bytes(wi + 64 * h);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; ++r, xi += 4) {
+          const ActivationWords four = load_activation_words(xi);
+#pragma GCC unroll 2
+          for (int h = 0; h < kHalves; ++h) {
+            const I16x32 two = multiply_byte_pairs(codes[h], four);
+            products[r][h] = step == 0 ? two : products[r][h] + two;
+            keep_sum(&products[r][h]);
+          }
+        }
+      }
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        for (int h = 0; h < kHalves; ++h) dots[r][h] = dots[r][h] + add_pairs(products[r][h]);
+      }
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int step = 0; step < kSteps; ++step, wi += step_bytes(kProduct), xi += R * kActivationBytes) {
+#pragma GCC unroll 2
+      for (int odd = 0; odd < 2; ++odd) {
+        I16x32 words[kHalves];
+#pragma GCC unroll 2
+        for (int h = 0; h < kHalves; ++h) {
+          if constexpr (kProduct == Product::kWords) {
+            words[h] = load_words(reinterpret_cast<const int16_t*>(wi) + 64 * h + 32 * odd);
+          } else {
+            const Bytes64 bytes = load_bytes(wi + 64 * h);
+            words[h] = odd == 0 ? even_words(bytes) : odd_words(bytes);
+          }
+        }
+        word_dots<R>(xi + 4 * odd, words, dots);
+      }
+    }
+  }
+  *x = xi;
+  *w = wi;
+}
+
+#else
+
+template <int R, int kSteps, Product kProduct>
+JAXIS_INLINE void part_dots(const int32_t* offsets, const uint8_t** x, const uint8_t** w, I32x16 (&dots)[R][kHalves]) {
+  static_assert(kProduct == Product::kBytes);
   const uint8_t *xi = *x, *wi = *w;
   for (int r = 0; r < R; ++r) {
     for (int h = 0; h < kHalves; ++h) dots[r][h] = broadcast_i32(offsets[r]);
@@ -172,8 +271,10 @@ JAXIS_INLINE void part_dots(const int32_t* offsets, const uint8_t** x, const uin
   *w = wi;
 }
 
+#endif
+
 // x times w, set in or (not `first`) added to c [R][32]. kSteps are those of a part.
-template <int R, int kSteps>
+template <int R, int kSteps, Product kProduct>
 void micro_int8(const QuantizedRows& x, const IntegerColumns& w, float* c, bool first) {
   constexpr int kPartsPerGroup = kGroupSteps / kSteps;
   for (int half = 0; half < 2; half += kHalves) {
@@ -181,10 +282,10 @@ void micro_int8(const QuantizedRows& x, const IntegerColumns& w, float* c, bool 
     begin_sums<R>(sum, c, half, first);
     const uint8_t* xi = x.values;
     for (int64_t s = 0, p = 0; s < w.spans; ++s) {
-      const uint8_t* wi = w.bytes + s * w.span_stride + half * 64;
+      const uint8_t* wi = w.bytes + s * w.span_stride + half * (step_bytes(kProduct) / 2);
       for (int64_t i = 0; i < w.span_parts; ++i, ++p) {
         I32x16 dots[R][kHalves];
-        part_dots<R, kSteps>(x.offsets + p * R, &xi, &wi, dots);
+        part_dots<R, kSteps, kProduct>(x.offsets + p * R, &xi, &wi, dots);
         const float *x_scales = x.scales + p / kPartsPerGroup * R, *midpoints = x.midpoints + p / kPartsPerGroup * R;
         const float* x_sums = x.sums + p * R;
         const int64_t at = p * kPanelRows + half * kLanes;
@@ -232,34 +333,36 @@ void micro_int8(const QuantizedRows& x, const IntegerColumns& w, float* c, bool 
 
 // A quantized row times a panel where it is packed -> c [32]. The same arithmetic in the same order.
 inline void micro_stored_int8_rows(const QuantizedRows& x, const Int8Panel& w, float* c) {
-  for (int half = 0; half < 2; half += kHalves) {
-    F32x16 sum[kHalves];
-    for (int h = 0; h < kHalves; ++h) sum[h] = zero();
+  const I32x16 zeros = broadcast_i32(-128 * kActivationGroup);
+  for (int half = 0; half < 2; half += kRowHalves) {
+    F32x16 sum[kRowHalves];
+    for (int h = 0; h < kRowHalves; ++h) sum[h] = zero();
     const uint8_t* xi = x.values;
     const uint8_t* wi = w.values + half * 64;
     for (int64_t g = 0; g < w.groups; ++g) {
-      I32x16 dots[kHalves], sums[kHalves];
-      for (int h = 0; h < kHalves; ++h) dots[h] = broadcast_i32(x.offsets[g]);
-      for (int h = 0; h < kHalves; ++h) sums[h] = broadcast_i32(-128 * kActivationGroup);
+      I32x16 dots[kRowHalves];
+      QuadSums sums[kRowHalves];
+      for (int h = 0; h < kRowHalves; ++h) dots[h] = broadcast_i32(x.offsets[g]);
+      for (int h = 0; h < kRowHalves; ++h) sums[h] = begin_quad_sums(zeros);
 #pragma GCC unroll 8
       for (int step = 0; step < kGroupSteps; ++step, wi += 128, xi += kActivationBytes) {
         const ActivationQuad four = load_activation_quad(xi);
         prefetch(wi);
         prefetch(wi + 64);
 #pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) {
+        for (int h = 0; h < kRowHalves; ++h) {
           const U8x64 values = load_u8x64(wi + 64 * h);
           dots[h] = dot(dots[h], values, four);
           sums[h] = add_quads(sums[h], values);
         }
       }
 #pragma GCC unroll 2
-      for (int h = 0; h < kHalves; ++h) {
+      for (int h = 0; h < kRowHalves; ++h) {
         sum[h] = fma(to_float(dots[h]), broadcast(x.scales[g]), sum[h]);
-        sum[h] = fma(to_float(sums[h]), broadcast(x.midpoints[g]), sum[h]);
+        sum[h] = fma(to_float(end_quad_sums(sums[h], zeros)), broadcast(x.midpoints[g]), sum[h]);
       }
     }
-    for (int h = 0; h < kHalves; ++h) {
+    for (int h = 0; h < kRowHalves; ++h) {
       store(c + (half + h) * kLanes, sum[h] * load(w.scales + (half + h) * kLanes));
     }
   }

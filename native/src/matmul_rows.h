@@ -22,6 +22,7 @@ struct Rows {
   int64_t block_rows, num_blocks;
   bool quantized;
   bool tiled;           // quantized, and multiplied by tiles: see multiply_by_tiles
+  int quad_bytes;       // of four quantized values of a row; not of tiles
   CodeReader codes;     // of weights that are codes
   const float* plain;   // blocks of [k][block's rows]
   int64_t groups;       // of kActivationGroup columns, if quantized
@@ -38,8 +39,8 @@ struct Rows {
   const float* sums_of_block(int64_t block) const { return sums + block * block_rows * parts; }
   QuantizedRows quantized_block(int64_t block) const {
     const int64_t first = block * block_rows;
-    return {values + first * groups * kGroupSteps * kActivationBytes, scales + first * groups,
-            midpoints + first * groups, offsets + first * parts, sums + first * parts};
+    return {values + first * groups * kGroupSteps * quad_bytes, scales + first * groups, midpoints + first * groups,
+            offsets + first * parts, sums + first * parts};
   }
 };
 
@@ -86,7 +87,7 @@ inline QuantizedGroup quantize_group(const float* x, int64_t size) {
 inline void quantize_row(const Rows& rows, const float* x, int64_t block, int lane) {
   const int num_lanes = rows.rows_of(block);
   const QuantizedRows to = rows.quantized_block(block);
-  uint8_t* values = const_cast<uint8_t*>(to.values) + lane * (rows.tiled ? kActivationGroup : kActivationBytes);
+  uint8_t* values = const_cast<uint8_t*>(to.values) + lane * (rows.tiled ? kActivationGroup : rows.quad_bytes);
   const int32_t origin = rows.tiled ? kTileOriginBits : 0;
   const int64_t parts_per_group = kActivationGroup / rows.part;
   for (int64_t g = 0; g < rows.groups; ++g) {
@@ -101,9 +102,12 @@ inline void quantize_row(const Rows& rows, const float* x, int64_t block, int la
       const_cast<float*>(to.sums)[at] =
           rows.codes.has_minima() ? sum * q.scale + q.midpoint * static_cast<float>(rows.part) : sum;
     }
-    if (rows.tiled || (num_lanes == 1 && kActivationBytes == 4)) {
+    if (rows.tiled || (num_lanes == 1 && rows.quad_bytes == 4)) {
       __builtin_memcpy(values, q.values, kActivationGroup);
       values += num_lanes * kActivationGroup;
+    } else if (rows.quad_bytes == 4) {
+      for (int64_t i = 0; i < kActivationGroup; i += 4, values += num_lanes * 4)
+        __builtin_memcpy(values, q.values + i, 4);
     } else {
       for (int64_t i = 0; i < kActivationGroup; i += 4) {
         store_activation_quad(values, q.values + i);
@@ -139,6 +143,7 @@ inline Rows plan_rows(int64_t count, const WeightFormat& format, bool quantized)
   const int64_t most = rows.tiled ? kMaxTileRows : quantized ? kMaxQuantizedRows : kMaxRows;
   rows.block_rows = ceil_div(count, ceil_div(count, most));
   rows.num_blocks = ceil_div(count, rows.block_rows);
+  rows.quad_bytes = has_codes ? activation_bytes(rows.codes.kind) : kActivationBytes;
   rows.groups = ceil_div(rows.k, kActivationGroup);
   rows.parts = ceil_div(rows.groups * kActivationGroup, rows.part);
   rows.zero_point = !has_codes ? 128 : rows.codes.has_zero_points ? 0 : rows.codes.zero;
@@ -155,7 +160,7 @@ inline int64_t memory_bytes(const Rows& rows) {
   if (!rows.quantized) return rows.rows * (rows.k + (needs_sums(rows) ? rows.parts : 0)) * 4;
   // Tiles of the last block are read as if it had as many rows as the others.
   const int64_t past_end = rows.tiled ? rows.block_rows * kActivationGroup : 0;
-  return rows.rows * (rows.groups * (kGroupSteps * kActivationBytes + 8) + rows.parts * 8) + past_end;
+  return rows.rows * (rows.groups * (kGroupSteps * rows.quad_bytes + 8) + rows.parts * 8) + past_end;
 }
 
 inline void set_memory(Rows* rows, char* memory) {

@@ -23,10 +23,15 @@ namespace {
 // Columns of a panel that all blocks of rows go through before the next: as many as stay in the first cache.
 constexpr int64_t kColumnsAtOnce = 128;
 constexpr int64_t kQuantizedColumnsAtOnce = 512;
+constexpr int64_t kWordColumnsAtOnce = 256;
 
 int64_t quantized_columns_at_once(const Rows& rows) {
   return rows.tiled ? kTiledColumnsAtOnce : kQuantizedColumnsAtOnce;
 }
+
+// Whether bytes that blocks [first, last) are multiplied with are extended to words first: for one block it takes
+// longer than to extend them in registers.
+bool extends_to_words(int64_t first, int64_t last) { return kHasBytePairs && last - first > 1; }
 
 // Upcasts a panel to float32 [k][32]; of int8 without the scales.
 void dequantize_panel(const WeightFormat& f, const uint8_t* panel, float* out) {
@@ -61,31 +66,40 @@ void scale_tile(const Int8Panel& w, int64_t num_rows, float* tile) {
   }
 }
 
-// Sums of the weights of groups [begin, begin + count) of a panel -> [count][32].
-void sum_int8_groups(const Int8Panel& w, int64_t begin, int64_t count, float* out) {
+// Sums of the weights of groups [begin, begin + count) of a panel -> [count][32]; the weights themselves as words
+// unless `words` is null.
+void sum_int8_groups(const Int8Panel& w, int64_t begin, int64_t count, float* out, [[maybe_unused]] uint8_t* words) {
   const uint8_t* from = w.values + begin * kActivationGroup * kPanelRows;
+  const I32x16 zeros = broadcast_i32(-128 * kActivationGroup);
   for (int64_t g = 0; g < count; ++g, out += kPanelRows) {
-    I32x16 low = broadcast_i32(-128 * kActivationGroup), high = low;
+    QuadSums low = begin_quad_sums(zeros), high = low;
     for (int step = 0; step < kGroupSteps; ++step, from += 128) {
       JAXIS_ISA::prefetch(from);
       JAXIS_ISA::prefetch(from + 64);
-      low = add_quads(low, load_u8x64(from));
-      high = add_quads(high, load_u8x64(from + 64));
+      const U8x64 low_bytes = load_u8x64(from), high_bytes = load_u8x64(from + 64);
+      low = add_quads(low, low_bytes);
+      high = add_quads(high, high_bytes);
+#if defined(JAXIS_BYTE_PAIRS)
+      if (words == nullptr) continue;
+      store_as_words(words, low_bytes, broadcast_words(128));
+      store_as_words(words + 128, high_bytes, broadcast_words(128));
+      words += step_bytes(Product::kWords);
+#endif
     }
-    store(out, to_float(low));
-    store(out + kLanes, to_float(high));
+    store(out, to_float(end_quad_sums(low, zeros)));
+    store(out + kLanes, to_float(end_quad_sums(high, zeros)));
   }
 }
 
 // Blocks [first, last) of rows times columns w, which begin at group `begin` of the activations -> tile.
-template <int kSteps>
+template <int kSteps, Product kProduct>
 void multiply_integers(const Rows& rows, const IntegerColumns& w, int64_t begin, int64_t first, int64_t last,
                        float* tile) {
   const int64_t part = begin * (kGroupSteps / kSteps);
   for (int64_t block = first; block < last; ++block, tile += rows.block_rows * kPanelRows) {
     const int num = rows.rows_of(block);
     QuantizedRows x = rows.quantized_block(block);
-    x.values += begin * kGroupSteps * num * kActivationBytes;
+    x.values += begin * kGroupSteps * num * rows.quad_bytes;
     x.scales += begin * num;
     x.midpoints += begin * num;
     x.offsets += part * num;
@@ -95,7 +109,7 @@ void multiply_integers(const Rows& rows, const IntegerColumns& w, int64_t begin,
       multiply_by_tiles(x, num, w, tile, begin == 0);
       continue;
     }
-    with_count<kMaxQuantizedRows>(num, [&](auto r) { micro_int8<r(), kSteps>(x, w, tile, begin == 0); });
+    with_count<kMaxQuantizedRows>(num, [&](auto r) { micro_int8<r(), kSteps, kProduct>(x, w, tile, begin == 0); });
   }
 }
 
@@ -106,7 +120,9 @@ void multiply_int8_panel(const Rows& rows, const WeightFormat& f, const uint8_t*
     return micro_stored_int8_rows(rows.quantized_block(first), whole, tile);
   }
   alignas(64) float sums[kQuantizedColumnsAtOnce / kActivationGroup * kPanelRows];
-  const int64_t groups_at_once = quantized_columns_at_once(rows) / kActivationGroup;
+  alignas(64) uint8_t words[kHasBytePairs ? kWordColumnsAtOnce * kPanelRows * 2 : 1];
+  const bool extends = extends_to_words(first, last);
+  const int64_t groups_at_once = (extends ? kWordColumnsAtOnce : quantized_columns_at_once(rows)) / kActivationGroup;
   for (int64_t begin = 0; begin < whole.groups; begin += groups_at_once) {
     IntegerColumns w{};
     w.spans = min_of(groups_at_once, whole.groups - begin);
@@ -114,8 +130,16 @@ void multiply_int8_panel(const Rows& rows, const WeightFormat& f, const uint8_t*
     w.span_stride = kActivationGroup * kPanelRows;
     w.bytes = whole.values + begin * w.span_stride;
     w.scaled_sums = sums;
-    sum_int8_groups(whole, begin, w.spans, sums);
-    multiply_integers<kGroupSteps>(rows, w, begin, first, last, tile);
+    sum_int8_groups(whole, begin, w.spans, sums, extends ? words : nullptr);
+    if constexpr (kHasBytePairs) {
+      if (extends) {
+        w.bytes = words;
+        w.span_stride = kGroupSteps * step_bytes(Product::kWords);
+        multiply_integers<kGroupSteps, Product::kWords>(rows, w, begin, first, last, tile);
+        continue;
+      }
+    }
+    multiply_integers<kGroupSteps, Product::kBytes>(rows, w, begin, first, last, tile);
   }
   scale_tile(whole, min_of(last * rows.block_rows, rows.rows) - first * rows.block_rows, tile);
 }
@@ -158,7 +182,8 @@ void with_layout(const CodeReader& r, const Function& function) {
 // Calls function(span, super-numbers of its super-block, a half of a panel's rows each) for spans [begin, begin +
 // count).
 template <typename Function>
-void for_spans(const CodeReader& r, const uint8_t* panel, int64_t begin, int64_t count, const Function& function) {
+JAXIS_INLINE void for_spans(const CodeReader& r, const uint8_t* panel, int64_t begin, int64_t count,
+                            const Function& function) {
   const CodeLayout& l = r.layout;
   SuperNumbers super[2];
   for (int64_t s = begin; s < begin + count; ++s) {
@@ -205,7 +230,7 @@ int64_t float_columns_bytes(const CodeLayout& l, int64_t spans) {
 }
 
 // Unpacks spans [begin, begin + count) of a panel for products of integers. `memory` has integer_columns_bytes.
-template <CodeKind kKind, KnownLayout kLayout>
+template <CodeKind kKind, KnownLayout kLayout, Product kProduct>
 IntegerColumns unpack_integer_columns(const CodeReader& reader, const uint8_t* panel, int64_t begin, int64_t count,
                                       float* memory) {
   const CodeReader r = with_known_layout<kKind, kLayout>(reader);
@@ -217,7 +242,8 @@ IntegerColumns unpack_integer_columns(const CodeReader& reader, const uint8_t* p
   float *const scales = memory, *const scaled_sums = scales + numbers, *const minima = scaled_sums + numbers;
   float* const zero_points = minima + numbers;
   auto* const bytes = reinterpret_cast<uint8_t*>(zero_points + numbers);
-  constexpr bool kStands = kKind == CodeKind::kBytes;  // as it is read
+  constexpr bool kStands = kKind == CodeKind::kBytes && kProduct == Product::kBytes;  // as it is read
+  const int32_t zero = r.has_zero_points ? 0 : r.zero;
   int64_t at = 0;
   uint8_t* to = bytes;
   for_spans(r, panel, begin, count, [&](const uint8_t* span, const SuperNumbers(&super)[2]) {
@@ -233,15 +259,15 @@ IntegerColumns unpack_integer_columns(const CodeReader& reader, const uint8_t* p
     };
     const uint8_t* unit = span + l.unit_at;
     JAXIS_ISA::prefetch(span);
-    for (int64_t u = 0; u < l.units_per_span; ++u, unit += l.unit_bytes, to += kUnit * kPanelRows) {
+    for (int64_t u = 0; u < l.units_per_span; ++u, unit += l.unit_bytes, to += kUnitSteps * step_bytes(kProduct)) {
       constexpr int kLater = kUnitSteps / 2;
       uint8_t* const out = kStands ? nullptr : to;
       I32x16 earlier[2], later[2];
-      for (int half = 0; half < 2; half += kHalves) prefetch_unit<kKind>(unit, half);
+      prefetch_unit<kKind, 2>(unit, 0);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
-        earlier[half] = unpack_bytes<kKind, 0, kLater>(unit, half, levels, out);
-        later[half] = unpack_bytes<kKind, kLater, kUnitSteps>(unit, half, levels, out);
+        earlier[half] = unpack_codes<kKind, kProduct, 0, kLater>(unit, half, levels, zero, out);
+        later[half] = unpack_codes<kKind, kProduct, kLater, kUnitSteps>(unit, half, levels, zero, out);
       }
       if (is_halved) {
         add_part(0, earlier);
@@ -253,7 +279,7 @@ IntegerColumns unpack_integer_columns(const CodeReader& reader, const uint8_t* p
   });
   IntegerColumns out{};
   out.bytes = kStands ? r.span(panel, begin) + l.unit_at : bytes;
-  out.span_stride = kStands ? l.span_bytes : l.span * kPanelRows;
+  out.span_stride = kStands ? l.span_bytes : l.span / 4 * step_bytes(kProduct);
   out.spans = count;
   out.span_parts = parts;
   out.scales = scales;
@@ -263,17 +289,19 @@ IntegerColumns unpack_integer_columns(const CodeReader& reader, const uint8_t* p
   return out;
 }
 
-int64_t integer_columns_bytes(const CodeLayout& l, int64_t spans) {
+int64_t integer_columns_bytes(const CodeLayout& l, int64_t spans, bool words) {
   const int64_t parts = l.groups_per_span == 2 ? 2 : l.units_per_span;
-  return spans * (4 * parts * 4 + l.span) * kPanelRows;
+  return spans * (4 * parts * 4 + l.span * (words ? 2 : 1)) * kPanelRows;
 }
 
 void multiply_codes_panel_int8(const Rows& rows, const uint8_t* panel, int64_t first, int64_t last, float* tile) {
   const CodeReader& r = rows.codes;
   const CodeLayout& l = r.layout;
   const int64_t groups = l.span / kActivationGroup;  // of activations in a span
-  const int64_t spans_at_once = min_of(ceil_div(quantized_columns_at_once(rows), l.span), l.num_spans);
-  auto* memory = static_cast<float*>(scratch(Scratch::kPanel, integer_columns_bytes(l, spans_at_once)));
+  const bool extends = extends_to_words(first, last) && !is_multiplied_in_pairs(r.kind);
+  const int64_t columns_at_once = extends ? kWordColumnsAtOnce : quantized_columns_at_once(rows);
+  const int64_t spans_at_once = min_of(ceil_div(columns_at_once, l.span), l.num_spans);
+  auto* memory = static_cast<float*>(scratch(Scratch::kPanel, integer_columns_bytes(l, spans_at_once, extends)));
   with_layout(r, [&](auto kind, auto layout) {
     if (last - first == 1 && rows.rows_of(first) == 1 && !rows.tiled) {
       return micro_stored_int8<kind(), layout()>(rows.quantized_block(first), r, panel, tile);
@@ -281,16 +309,28 @@ void multiply_codes_panel_int8(const Rows& rows, const uint8_t* panel, int64_t f
     int64_t count = 0;
     for (int64_t begin = 0; begin < l.num_spans; begin += count) {
       count = min_of(spans_at_once, l.num_spans - begin);
+      const auto multiply = [&](auto product_of_groups, auto product_of_halves) {
+        const IntegerColumns w =
+            unpack_integer_columns<kind(), layout(), product_of_groups()>(r, panel, begin, count, memory);
+        if (l.groups_per_span == 2) {
+          multiply_integers<kGroupSteps / 2, product_of_halves()>(rows, w, begin * groups, first, last, tile);
+        } else {
+          multiply_integers<kGroupSteps, product_of_groups()>(rows, w, begin * groups, first, last, tile);
+        }
+      };
+      if constexpr (kHasBytePairs && !is_multiplied_in_pairs(kind())) {
+        constexpr std::integral_constant<Product, Product::kWords> words;
+        if (extends) {
+          multiply(words, words);
+          continue;
+        }
+      }
       // Bytes that stand between super-scales have no single stride.
       if (l.super_bytes != 0 && r.kind == CodeKind::kBytes) {
         count = min_of(count, l.spans_per_super - begin % l.spans_per_super);
       }
-      const IntegerColumns w = unpack_integer_columns<kind(), layout()>(r, panel, begin, count, memory);
-      if (l.groups_per_span == 2) {
-        multiply_integers<kGroupSteps / 2>(rows, w, begin * groups, first, last, tile);
-      } else {
-        multiply_integers<kGroupSteps>(rows, w, begin * groups, first, last, tile);
-      }
+      multiply(std::integral_constant<Product, product_of<kind(), kGroupSteps>()>(),
+               std::integral_constant<Product, product_of<kind(), kGroupSteps / 2>()>());
     }
   });
 }

@@ -169,6 +169,24 @@ TEST(matmul, of_a_row_is_the_same_bits_for_any_number_of_rows) {
   }
 }
 
+// Sums of 16 bits, which some instruction sets have on the way, would overflow or saturate.
+TEST(matmul, of_the_largest_codes_and_activations_is_exact) {
+  constexpr int64_t kColumns = 384, kRows = 13, kOut = 33;
+  for (const float sign : {1.0f, -1.0f}) {
+    std::vector<float> x(kRows * kColumns, sign);
+    for (int64_t i = 0; i < kRows * kColumns; i += 32) x[i + i / 32 % 32] = -sign;  // the others become 127, or -127
+    for (const WeightFormat& format : code_formats(kColumns)) {
+      if (!has_integer_products(format)) continue;
+      const Weight weight = make_codes(format, kOut, 1, 0, (1 << format.bits) - 1);
+      const Expected expected = product(x, weight, true);
+      for (const int64_t rows : {1, 3, 13}) {
+        const std::vector<float> some(x.begin(), x.begin() + rows * kColumns);
+        check(multiply(some, {weight}, true, Activation::kNone, no_pool())[0], expected);
+      }
+    }
+  }
+}
+
 TEST(matmul, of_a_last_row_by_itself_is_that_of_the_row) {
   ThreadPool threads(4);
   constexpr int64_t kColumns = 96, kRows = 241;  // the last of blocks of 16, each a task

@@ -162,12 +162,12 @@ inline std::vector<uint8_t> dense_bits(const std::vector<int>& numbers, int64_t 
   return out;
 }
 
-// `source_bits`: those of the codes before packing, if they are fewer than the format's.
-inline Weight make_codes(const WeightFormat& f, int64_t n, uint32_t seed, int64_t source_bits = 0) {
+// `source_bits`: those of the codes before packing, if they are fewer than the format's. `lowest`: the lowest code.
+inline Weight make_codes(const WeightFormat& f, int64_t n, uint32_t seed, int64_t source_bits = 0, int lowest = 0) {
   Weight w{f, n, {}, std::vector<double>(n * f.k), std::vector<double>(n * f.k)};
   const int64_t bits = source_bits != 0 ? source_bits : f.bits, low_bits = bits < 4 ? 2 : bits < 8 ? 4 : 8;
   const int64_t groups = f.k / f.group;
-  const std::vector<int> codes = integers(n * f.k, 0, (1 << bits) - 1, seed);
+  const std::vector<int> codes = integers(n * f.k, lowest, (1 << bits) - 1, seed);
   std::vector<int> low, high;
   for (const int code : codes) {
     low.push_back(code & ((1 << low_bits) - 1));
