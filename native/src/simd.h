@@ -14,7 +14,12 @@
 #include <arm_neon.h>
 #endif
 
+#if defined(JAXIS_SIMD_AVX512) || defined(JAXIS_SIMD_AVX2) || defined(JAXIS_SIMD_NEON)
 #define JAXIS_INLINE inline __attribute__((always_inline))
+#else
+// What is an instruction or two elsewhere is a loop here, and unrolled in all places takes GCC minutes to compile.
+#define JAXIS_INLINE inline
+#endif
 
 namespace jaxis::JAXIS_ISA {
 
@@ -230,45 +235,47 @@ JAXIS_INLINE void store_i8(int8_t* p, F32x16 a) {
 
 #else
 
+// The compiler makes of it what vector instructions there are.
 struct F32x16 {
-  float v[16];
+  float v __attribute__((vector_size(64)));
 };
 #define JAXIS_EACH(expression)                        \
   F32x16 out;                                         \
   for (int i = 0; i < 16; ++i) out.v[i] = expression; \
   return out
+JAXIS_INLINE F32x16 load(const float* p) {
+  F32x16 out;
+  std::memcpy(&out.v, p, sizeof out.v);
+  return out;
+}
+JAXIS_INLINE void store(float* p, F32x16 a) { std::memcpy(p, &a.v, sizeof a.v); }
+JAXIS_INLINE F32x16 zero() { return F32x16(); }
+JAXIS_INLINE F32x16 broadcast(float x) { return {x - zero().v}; }  // the sum would lose the sign of -0
+JAXIS_INLINE F32x16 operator+(F32x16 a, F32x16 b) { return {a.v + b.v}; }
+JAXIS_INLINE F32x16 operator-(F32x16 a, F32x16 b) { return {a.v - b.v}; }
+JAXIS_INLINE F32x16 operator*(F32x16 a, F32x16 b) { return {a.v * b.v}; }
+JAXIS_INLINE F32x16 operator/(F32x16 a, F32x16 b) { return {a.v / b.v}; }
+JAXIS_INLINE F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {a.v * b.v + c.v}; }
+JAXIS_INLINE F32x16 max(F32x16 a, F32x16 b) { return {a.v > b.v ? a.v : b.v}; }
+JAXIS_INLINE F32x16 min(F32x16 a, F32x16 b) { return {a.v < b.v ? a.v : b.v}; }
+JAXIS_INLINE F32x16 abs(F32x16 a) { return {a.v < 0.0f ? -a.v : a.v}; }
+JAXIS_INLINE F32x16 keep_at_least(F32x16 x, F32x16 bound, F32x16 a) { return {x.v >= bound.v ? a.v : zero().v}; }
+JAXIS_INLINE bool any_at_least(F32x16 x, F32x16 bound) {
+  bool any = false;
+  for (int i = 0; i < 16; ++i) any |= x.v[i] >= bound.v[i];
+  return any;
+}
 JAXIS_INLINE float round_even_scalar(float x) {
   // Adding and taking away 1.5 * 2**23 rounds in the current mode, which is to nearest even.
   const float magic = 12582912.0f;
   volatile float rounded = x + magic;
   return (x > 4194304.0f || x < -4194304.0f) ? x : rounded - magic;
 }
-JAXIS_INLINE F32x16 load(const float* p) { JAXIS_EACH(p[i]); }
-JAXIS_INLINE void store(float* p, F32x16 a) { std::memcpy(p, a.v, sizeof a.v); }
-JAXIS_INLINE F32x16 broadcast(float x) { JAXIS_EACH(x); }
-JAXIS_INLINE F32x16 zero() { return broadcast(0.0f); }
-JAXIS_INLINE F32x16 operator+(F32x16 a, F32x16 b) { JAXIS_EACH(a.v[i] + b.v[i]); }
-JAXIS_INLINE F32x16 operator-(F32x16 a, F32x16 b) { JAXIS_EACH(a.v[i] - b.v[i]); }
-JAXIS_INLINE F32x16 operator*(F32x16 a, F32x16 b) { JAXIS_EACH(a.v[i] * b.v[i]); }
-JAXIS_INLINE F32x16 operator/(F32x16 a, F32x16 b) { JAXIS_EACH(a.v[i] / b.v[i]); }
-JAXIS_INLINE F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { JAXIS_EACH(a.v[i] * b.v[i] + c.v[i]); }
-JAXIS_INLINE F32x16 max(F32x16 a, F32x16 b) { JAXIS_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
-JAXIS_INLINE F32x16 min(F32x16 a, F32x16 b) { JAXIS_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
-JAXIS_INLINE F32x16 abs(F32x16 a) { JAXIS_EACH(a.v[i] < 0.0f ? -a.v[i] : a.v[i]); }
-JAXIS_INLINE F32x16 keep_at_least(F32x16 x, F32x16 bound, F32x16 a) {
-  JAXIS_EACH(x.v[i] >= bound.v[i] ? a.v[i] : 0.0f);
-}
-JAXIS_INLINE bool any_at_least(F32x16 x, F32x16 bound) {
-  bool any = false;
-  for (int i = 0; i < 16; ++i) any |= x.v[i] >= bound.v[i];
-  return any;
-}
 JAXIS_INLINE F32x16 round_even(F32x16 a) { JAXIS_EACH(round_even_scalar(a.v[i])); }
 JAXIS_INLINE F32x16 exp2_integral(F32x16 n) {
   F32x16 out;
   for (int i = 0; i < 16; ++i) {
-    const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23;
-    std::memcpy(&out.v[i], &bits, 4);
+    out.v[i] = from_bits(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23);
   }
   return out;
 }
