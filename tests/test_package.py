@@ -16,7 +16,16 @@ from tests.support.places import REPOSITORY
 
 ASSETS = REPOSITORY / "src" / "jaxis" / "assets"
 TOP_LEVEL = {"src", "native", "tests", "tools", "examples", "benchmarks", "docs"}
-TOP_LEVEL |= {"Makefile", "README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"}
+TOP_LEVEL |= {
+    "Makefile",
+    "README.md",
+    "SECURITY.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "pyproject.toml",
+    "zensical.toml",
+}
 TOP_LEVEL |= {"PKG-INFO", ".gitignore", ".clang-format"}
 JUNK = (".pyc", ".log", ".tmp", "~")
 LIBRARY = "jaxis/native/libjaxis.so"

@@ -25,7 +25,14 @@ PAGE = ROOT / "docs" / "api.md"
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Generating text": ("jaxis.LLM", "jaxis.engine.arguments.EngineArgs"),
     "Request parameters": ("jaxis.SamplingParams", "jaxis.StructuredOutputs"),
-    "Outputs": ("jaxis.RequestOutput", "jaxis.CompletionOutput", "jaxis.Logprob", "jaxis.StreamOutput"),
+    "Outputs": (
+        "jaxis.RequestOutput",
+        "jaxis.CompletionOutput",
+        "jaxis.Logprob",
+        "jaxis.StreamOutput",
+        "jaxis.EmbeddingRequestOutput",
+        "jaxis.EmbeddingOutput",
+    ),
     "Model families": ("jaxis.register_model",),
     "Batch inference": (
         "jaxis.inference.JAXInferenceEngine",

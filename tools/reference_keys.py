@@ -25,9 +25,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, model_ty
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
 )
 
 from jaxis.models.registry import built_in_models
+from jaxis.pooling.encoders import encoder_classes
 
 DATA = Path(__file__).resolve().parent.parent / "src" / "jaxis" / "config" / "reference_keys.json"
 _TRANSFORMERS = Path(transformers.__file__).parent
@@ -69,8 +71,9 @@ def reference_keys() -> dict[str, Any]:
 def _architectures() -> dict[str, list[str]]:
     """Model type -> the architectures that jaxis has of it; only where the reference has both in one folder."""
     found: dict[str, list[str]] = {}
-    for architecture in sorted(built_in_models()):
-        for names in (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES):
+    generate = (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    for architecture in sorted((*built_in_models(), *encoder_classes())):
+        for names in generate if architecture in built_in_models() else (MODEL_MAPPING_NAMES,):
             for model_type, classes in names.items():
                 is_named = architecture in ([classes] if isinstance(classes, str) else classes)
                 if is_named and _defines(_folder(model_type), architecture):

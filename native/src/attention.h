@@ -39,7 +39,8 @@ struct PagedAttention {
   int64_t block_size;
   int64_t max_blocks;
   int64_t window;      // a token sees itself and this many - 1 before it,
-  int64_t chunk_size;  // but nothing before the last multiple of this
+  int64_t chunk_size;  // but nothing before the last multiple of this,
+  int64_t lookahead;   // and this many after it, up to the end of its sequence
   float scale;
   float soft_cap;  // 0: none
 };

@@ -105,10 +105,12 @@ Plan make_plan(const PagedAttention& a, int num_threads) {
         tile.first_row = begin + query;
         tile.num_queries = num_queries - query < queries_per_tile ? num_queries - query : queries_per_tile;
         tile.position = a.seq_lens[r] - num_queries + query;
+        tile.seq_len = a.seq_lens[r];
         tile.group_size = group_size;
         tile.rows = tile.num_queries * group_size;
         item->first_chunk = first_visible(a, tile.position) / kChunk;
-        item->num_chunks = (tile.position + tile.num_queries - 1) / kChunk + 1 - item->first_chunk;
+        const int64_t context = end_visible(a, tile, tile.position + tile.num_queries - 1);
+        item->num_chunks = (context - 1) / kChunk + 1 - item->first_chunk;
         plan.nanoseconds += item_nanoseconds(*item, a.head_dim);
       }
     }

@@ -32,6 +32,7 @@ struct QueryTile {
   int64_t first_row;  // of the flat batch
   int64_t num_queries;
   int64_t position;  // the first query's
+  int64_t seq_len;
   int64_t group_size;
   int64_t rows;
 };
@@ -98,6 +99,12 @@ JAXIS_INLINE F32x16 cap(F32x16 x, float soft_cap) {
 JAXIS_INLINE int64_t first_visible(const PagedAttention& a, int64_t position) {
   const int64_t chunk = position / a.chunk_size * a.chunk_size, oldest = position - a.window + 1;
   return oldest > chunk ? oldest : chunk;
+}
+
+// The position after the last one that the token at `position` of the tile's sequence sees.
+JAXIS_INLINE int64_t end_visible(const PagedAttention& a, const QueryTile& tile, int64_t position) {
+  const int64_t end = position + 1 + a.lookahead;
+  return end < tile.seq_len ? end : tile.seq_len;
 }
 
 // Where a row's vector of queries or of output begins, in an array [T, H, D].
@@ -171,10 +178,10 @@ void with_tiles(Tiles<T> tiles, int64_t count, int64_t tile_size, bool many_rows
 template <typename T>
 void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk, const Workspace& w,
                   const Partial& out) {
-  const int64_t origin = chunk * kChunk, last_position = tile.position + tile.num_queries - 1;
+  const int64_t origin = chunk * kChunk, context = end_visible(a, tile, tile.position + tile.num_queries - 1);
   const int64_t oldest = first_visible(a, tile.position);
   const int64_t first = oldest > origin ? oldest - origin : 0;
-  const int64_t last = last_position + 1 - origin < kChunk ? last_position + 1 - origin : kChunk;
+  const int64_t last = context - origin < kChunk ? context - origin : kChunk;
   const int64_t first_tile = first / kKeyTile, last_tile = (last + kKeyTile - 1) / kKeyTile;
   constexpr bool quantized = IsQuantized<T>::value;
 
@@ -194,9 +201,8 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
 
   for (int64_t t = 0; t < kTilesAtOnce; ++t) {
     const int64_t next = (origin + kChunk) / kKeyTile + t;
-    values[last_tile + t] = next * kKeyTile <= last_position
-                                ? find_tile<T>(a, tile.block_table, tile.kv_head, next).keys
-                                : values[last_tile - 1];
+    values[last_tile + t] =
+        next * kKeyTile < context ? find_tile<T>(a, tile.block_table, tile.kv_head, next).keys : values[last_tile - 1];
   }
   // Many rows are computed for longer than memory takes.
   const int64_t ahead = tile.rows <= kRowsToPrefetch ? kTilesAtOnce : 0;
@@ -217,7 +223,7 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
 
   for (int64_t row = 0; row < tile.rows; ++row) {
     const int64_t position = tile.position + row / tile.group_size;
-    const int64_t from = first_visible(a, position) - origin, to = position + 1 - origin;
+    const int64_t from = first_visible(a, position) - origin, to = end_visible(a, tile, position) - origin;
     softmax_row(w.scores + row * kScoreStride, first_tile * kKeyTile, last_tile * kKeyTile, from > 0 ? from : 0,
                 to < kChunk ? to : kChunk, a.soft_cap, quantized ? w.key_scales : nullptr,
                 quantized ? w.value_scales : nullptr, out.peak + row, out.total + row);

@@ -9,8 +9,8 @@ namespace {
 
 ffi::Error run_paged_attention(ffi::ThreadPool threads, F32 q, F32 k, F32 v, ffi::AnyBuffer cache, I32 seq_lens,
                                I32 block_tables, I32 query_start_loc, I32 request_distribution, F32 sinks,
-                               int64_t block_size, int64_t window, int64_t chunk_size, float scale, float soft_cap,
-                               ffi::Result<ffi::AnyBuffer> new_cache, F32Result out) {
+                               int64_t block_size, int64_t window, int64_t chunk_size, int64_t lookahead, float scale,
+                               float soft_cap, ffi::Result<ffi::AnyBuffer> new_cache, F32Result out) {
   return run_kernel("paged_attention", threads, [&](const Pool& pool) {
     require_shape("q", q, {kAnySize, kAnySize, kAnySize});
     const int64_t num_tokens = q.dimensions()[0], num_heads = q.dimensions()[1], head_dim = q.dimensions()[2];
@@ -25,6 +25,7 @@ ffi::Error run_paged_attention(ffi::ThreadPool threads, F32 q, F32 k, F32 v, ffi
     require(head_dim % kAttentionTile == 0 && head_dim <= kMaxHeadDim, "head_dim is not a multiple of 16 up to 512");
     require(block_size > 0 && block_size % kAttentionTile == 0, "block_size is not a multiple of 16");
     require(window > 0 && chunk_size > 0, "window and chunk_size are not positive");
+    require(lookahead >= 0, "lookahead is negative");
     const CacheType type = make_cache_type(cache);
     // An int8 token has a float32 scale for its key and one for its value.
     const int64_t scales = type == CacheType::kInt8 ? 2 * block_size * static_cast<int64_t>(sizeof(float)) : 0;
@@ -47,6 +48,7 @@ ffi::Error run_paged_attention(ffi::ThreadPool threads, F32 q, F32 k, F32 v, ffi
     a.block_size = block_size;
     a.window = window;
     a.chunk_size = chunk_size;
+    a.lookahead = lookahead;
     a.scale = scale;
     a.soft_cap = soft_cap;
     kernels().paged_attention(a, pool);
@@ -73,6 +75,7 @@ JAXIS_HANDLER(jaxis_paged_attention, run_paged_attention,
                   .Attr<int64_t>("block_size")
                   .Attr<int64_t>("window")
                   .Attr<int64_t>("chunk_size")
+                  .Attr<int64_t>("lookahead")
                   .Attr<float>("scale")
                   .Attr<float>("soft_cap")
                   .Ret<ffi::AnyBuffer>()

@@ -44,6 +44,7 @@ constexpr Constant kConstants[] = {
     {"activation.capped_swiglu", number(Activation::kCappedSwiglu)},
     {"gate.sigmoid", number(Gate::kSigmoid)},
     {"gate.silu", number(Gate::kSilu)},
+    {"gate.normal_cdf", number(Gate::kNormalCdf)},
     {"gate.softplus", number(Gate::kSoftplus)},
     {"float_type.float32", number(FloatType::kF32)},
     {"float_type.bfloat16", number(FloatType::kBf16)},

@@ -15,7 +15,7 @@ struct Softplus {
 };
 
 // What a gate makes of its logit.
-enum class Gate : int32_t { kSigmoid = 0, kSilu = 1, kSoftplus = 2 };
+enum class Gate : int32_t { kSigmoid = 0, kSilu = 1, kSoftplus = 2, kNormalCdf = 3 };
 
 // out[r][i] = x[r][i] * gate(logits[r][i / shared_by]), for rows of `size * shared_by` elements and `size` logits.
 struct Gated {

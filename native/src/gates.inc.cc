@@ -24,9 +24,28 @@ JAXIS_INLINE F32x16 softplus_lanes(F32x16 x) {
   return max(x, zero()) + log1p_of_fraction(exp(zero() - magnitude));
 }
 
+// The standard normal distribution's function. Its tail beyond u is e ** (-u * u / 2) times a function of
+// 1 / (1 + 0.21 u) that a polynomial of degree 9 approximates to 1.5e-8 of its value for u up to 14; so the result is
+// right to 3e-7, and the tail below -3 to some 1e-6 of itself.
+JAXIS_INLINE F32x16 normal_cdf_lanes(F32x16 x) {
+  constexpr float kCoefficients[] = {-0.0739305168f, 0.295749992f,  -0.358483970f, 0.386690736f,  -0.124776639f,
+                                     0.141434982f,   0.0634277463f, 0.0863224044f, 0.0835570619f, 8.22590482e-6f};
+  const F32x16 u = max(x, zero() - x);
+  const F32x16 t = broadcast(1.0f) / fma(u, broadcast(0.21f), broadcast(1.0f));
+  F32x16 series = broadcast(kCoefficients[0]);
+  for (int i = 1; i < 10; ++i) series = fma(series, t, broadcast(kCoefficients[i]));
+  const F32x16 tail = exp(u * u * broadcast(-0.5f)) * series;
+  float lanes[kLanes], tails[kLanes];
+  store(lanes, x);
+  store(tails, tail);
+  for (int lane = 0; lane < kLanes; ++lane) tails[lane] = lanes[lane] < 0.0f ? tails[lane] : 1.0f - tails[lane];
+  return load(tails);
+}
+
 JAXIS_INLINE F32x16 apply_gate(Gate gate, F32x16 x) {
   if (gate == Gate::kSilu) return apply_activation(Activation::kSilu, x);
   if (gate == Gate::kSoftplus) return softplus_lanes(x);
+  if (gate == Gate::kNormalCdf) return normal_cdf_lanes(x);
   return broadcast(1.0f) / (broadcast(1.0f) + exp(zero() - x));
 }
 

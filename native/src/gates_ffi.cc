@@ -15,6 +15,7 @@ Gate make_gate(int32_t number) {
     case Gate::kSigmoid:
     case Gate::kSilu:
     case Gate::kSoftplus:
+    case Gate::kNormalCdf:
       return gate;
   }
   throw std::invalid_argument("unknown gate " + std::to_string(number));

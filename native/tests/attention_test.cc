@@ -14,6 +14,7 @@ struct Options {
   CacheType type = CacheType::kFloat32;
   int64_t window = 1 << 30;
   int64_t chunk_size = 1 << 30;
+  int64_t lookahead = 0;
   float soft_cap = 0.0f;
   std::vector<float> sinks = {};
 };
@@ -88,6 +89,7 @@ class Cache {
     a.max_blocks = max_blocks_;
     a.window = options_.window;
     a.chunk_size = options_.chunk_size;
+    a.lookahead = options_.lookahead;
     a.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
     a.soft_cap = options_.soft_cap;
     kernels().paged_attention(a, pool);
@@ -123,7 +125,7 @@ class Cache {
   std::vector<std::vector<float>> outputs_;
 };
 
-// Dense causal attention.
+// Dense attention.
 std::vector<double> expected(const Sequence& s, const Options& options) {
   std::vector<double> out(s.q.size());
   for (int64_t t = 0; t < s.length; ++t) {
@@ -132,7 +134,8 @@ std::vector<double> expected(const Sequence& s, const Options& options) {
       double sum = options.sinks.empty() ? 0.0 : std::exp(double(options.sinks[head]));
       double* to = out.data() + t * kRow + head * kHeadDim;
       const int64_t first = std::max(t - options.window + 1, t / options.chunk_size * options.chunk_size);
-      for (int64_t u = std::max<int64_t>(0, first); u <= t; ++u) {
+      const int64_t end = std::min(t + options.lookahead + 1, s.length);
+      for (int64_t u = std::max<int64_t>(0, first); u < end; ++u) {
         const int64_t at = u * kKvRow + kv_head * kHeadDim;
         double score = 0.0;
         for (int64_t i = 0; i < kHeadDim; ++i) score += double(s.q[t * kRow + head * kHeadDim + i]) * s.k[at + i];
@@ -152,7 +155,7 @@ std::vector<Options> all_options() {
   std::vector<Options> out;
   for (const CacheType type : {CacheType::kFloat32, CacheType::kBfloat16, CacheType::kInt8}) {
     out.push_back({type});
-    out.push_back({type, 37, 100, 5.0f, {-1.0f, 0.0f, 0.5f, 1.0f, 2.0f, -3.0f}});
+    out.push_back({type, 37, 100, 0, 5.0f, {-1.0f, 0.0f, 0.5f, 1.0f, 2.0f, -3.0f}});
   }
   return out;
 }
@@ -192,6 +195,23 @@ TEST(attention, of_a_request_does_not_depend_on_others_steps_or_threads) {
       }
       alone.step({left}, no_pool());
       CHECK(alone.output(0) == together.output(r), r, static_cast<int>(options.type));
+    }
+  }
+}
+
+TEST(attention, to_tokens_after_a_token_of_whole_sequences) {
+  ThreadPool threads(4);
+  const std::vector<Sequence> sequences = {make_sequence(70, 1), make_sequence(301, 4), make_sequence(1, 7)};
+  for (const int64_t lookahead : {int64_t{1} << 40, int64_t{36}}) {
+    const Options options{CacheType::kFloat32, lookahead + 1, 1 << 30, lookahead};
+    Cache together(sequences, options);
+    together.step({70, 301, 1}, threads.pool());
+    for (size_t r = 0; r < sequences.size(); ++r) {
+      check_close(together.output(r), expected(sequences[r], options), 0.0, 2e-5);
+      const std::vector<Sequence> one = {sequences[r]};
+      Cache alone(one, options);
+      alone.step({one[0].length}, no_pool());
+      CHECK(alone.output(0) == together.output(r), r, lookahead);
     }
   }
 }

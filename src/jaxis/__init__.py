@@ -11,7 +11,7 @@ from jaxis.version import __version__
 if TYPE_CHECKING:
     from jaxis.llm import LLM, StreamOutput
     from jaxis.models.registry import register_model
-    from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
+    from jaxis.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
     from jaxis.sampling_params import SamplingParams
     from jaxis.structured_outputs import StructuredOutputs
 
@@ -25,6 +25,8 @@ _EXPORTS = {
     "StructuredOutputs": "jaxis.structured_outputs",
     "RequestOutput": "jaxis.outputs",
     "CompletionOutput": "jaxis.outputs",
+    "EmbeddingOutput": "jaxis.outputs",
+    "EmbeddingRequestOutput": "jaxis.outputs",
     "Logprob": "jaxis.outputs",
     "register_model": "jaxis.models.registry",
 }
@@ -32,6 +34,8 @@ _EXPORTS = {
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "Logprob",
     "RequestOutput",
     "SamplingParams",

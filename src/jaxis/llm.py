@@ -19,12 +19,13 @@ from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_kwargs import EngineKwargs, shows_engine_arguments
 from jaxis.engine.logits import compute_logits
 from jaxis.engine.output_processor import Request
-from jaxis.engine.setup import build_engine
+from jaxis.engine.setup import BuiltEngine, build_engine
 from jaxis.engine.vllm_arguments import translate
-from jaxis.errors import EngineError, RequestError
+from jaxis.errors import ConfigError, EngineError, RequestError
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
-from jaxis.outputs import Logprob, RequestOutput
+from jaxis.outputs import EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
+from jaxis.pooling.embedder import open_embedder
 from jaxis.prompts import (
     ContentFormat,
     Message,
@@ -68,7 +69,7 @@ class StreamOutput:
 
 
 class LLM:
-    """A model, ready to generate.
+    """A model, ready to generate text, or to make vectors of texts.
 
     Use it as a context manager, or call `close`, to give its memory back. A Ctrl-C ends the call it interrupts and
     leaves the LLM usable. Not for use from several threads at once.
@@ -77,6 +78,7 @@ class LLM:
       model: Folder of a checkpoint in Hugging Face format, or a Hub id; None is the embedded demonstration model.
       show_progress: Show loading, compiling and generating on stderr.
       needs_chat_template: Refuse a model without a chat template before its weights are read.
+      runner: "generate" or "pooling", which makes vectors; "auto" is what the checkpoint was made for.
       **arguments: How the model is loaded and run; see `jaxis.engine.arguments.EngineArgs`. Arguments of vLLM's `LLM`
         are accepted too: those that can change no answer have no effect, which is said once, and others are refused.
 
@@ -93,20 +95,26 @@ class LLM:
         *,
         show_progress: bool = True,
         needs_chat_template: bool = False,
+        runner: Literal["auto", "generate", "pooling"] = "auto",
         **arguments: Unpack[EngineKwargs],
     ) -> None:
+        if runner not in ("auto", "generate", "pooling"):
+            raise ConfigError(f"runner={runner!r} must be auto, generate or pooling")
         name = None if model is None else str(model)
         translated = translate(name, arguments)
         args = EngineArgs(model=name, **translated.arguments)
         self._progress = ProgressDisplay(show_progress)
         if translated.without_effect:
             self._progress.note(f"arguments without an effect here: {', '.join(translated.without_effect)}")
-        self._built = build_engine(
-            args, self._progress, quant_method=translated.quant_method, needs_chat_template=needs_chat_template
-        )
-        self._engine = self._built.engine
         self._num_calls = 0
         self._closed = False
+        self._built = self._embedder = None
+        if runner != "generate":
+            self._embedder = open_embedder(args, self._progress, asked_for=runner == "pooling")
+        if self._embedder is None:
+            self._built = build_engine(
+                args, self._progress, quant_method=translated.quant_method, needs_chat_template=needs_chat_template
+            )
 
     @property
     def engine(self) -> LLMEngine:
@@ -114,23 +122,35 @@ class LLM:
         return self._engine
 
     @property
+    def _generator(self) -> BuiltEngine:
+        if self._built is None:
+            raise RequestError("this model makes vectors of texts and generates none: use embed")
+        return self._built
+
+    @property
+    def _engine(self) -> LLMEngine:
+        return self._generator.engine
+
+    @property
     def tokenizer(self) -> Tokenizer | None:
         """The checkpoint's tokenizer, or None if it has none: prompts are then token ids."""
-        return self._engine.tokenizer
+        return self._engine.tokenizer if self._embedder is None else self._embedder.tokenizer
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of a request, prompt and output together."""
-        return self._engine.max_model_len
+        return self._engine.max_model_len if self._embedder is None else self._embedder.max_tokens
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the model's weights as they are in memory, on all devices together."""
-        return self._engine.runner.weight_bytes + self._built.hosts.weight_bytes
+        if self._embedder is not None:
+            return self._embedder.model.weight_bytes
+        return self._engine.runner.weight_bytes + self._generator.hosts.weight_bytes
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters that generation_config.json recommends, without a limit on the tokens."""
-        return self._built.default_sampling_params
+        return self._generator.default_sampling_params
 
     def generate(
         self,
@@ -259,6 +279,48 @@ class LLM:
         next(stream)
         return cast(Generator[StreamOutput, None, None], stream)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
+        use_tqdm: bool | Callable[..., Any] | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vectors of texts. On CPU, an input's is the same, bit for bit, whatever texts are beside it.
+
+        Args:
+          prompts: One or many texts, as in `generate`.
+          truncate_prompt_tokens: How many tokens are left of a longer input; -1 is as many as the model takes. None: an
+            input that is too long is an error.
+          prompt_name: The kind of text, such as "query", for which the checkpoint has words to put before it.
+          use_tqdm: vLLM's; without an effect.
+          lora_request: vLLM's; must be None.
+          tokenization_kwargs: vLLM's; must be empty.
+
+        Returns:
+          One output an input, in their order.
+
+        Raises:
+          RequestError: An input is empty or too long, an argument cannot be honoured, or the model generates text;
+            nothing was computed.
+        """
+        del use_tqdm
+        self._check_open()
+        _check_unsupported(lora_request, tokenization_kwargs)
+        if self._embedder is None:
+            raise RequestError("this model generates text: LLM(model, runner='pooling') makes vectors with it")
+        with interrupt_deferred():
+            found = self._embedder.embed(
+                as_prompt_list(prompts), truncate_tokens=truncate_prompt_tokens, kind=prompt_name
+            )
+        return [
+            EmbeddingRequestOutput(str(number), EmbeddingOutput(each.vector.tolist()), each.token_ids, each.prompt)
+            for number, each in enumerate(found)
+        ]
+
     def compute_logits(self, token_ids: Sequence[int], *, path: Literal["whole", "paged"] = "whole") -> np.ndarray:
         """Logits of every position of one sequence, float32 [T, V], for verification.
 
@@ -279,7 +341,10 @@ class LLM:
     def close(self) -> None:
         """Gives the memory back; the LLM cannot be used any more."""
         self._closed = True
-        self._engine.close()
+        if self._embedder is not None:
+            self._embedder.close()
+        else:
+            self._engine.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -21,6 +21,41 @@ class Logprob:
     decoded_token: str | None = None
 
 
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    """An input's vector.
+
+    Attributes:
+      embedding: Its numbers.
+    """
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many they are."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True)
+class EmbeddingRequestOutput:
+    """What `LLM.embed` makes of one input.
+
+    Attributes:
+      request_id: Its number in the call.
+      outputs: Its vector.
+      prompt_token_ids: What the model saw.
+      prompt: The text, with what the checkpoint's prompt put before it; None if it was given as token ids.
+      finished: True.
+    """
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    prompt: str | None = None
+    finished: bool = True
+
+
 @dataclass
 class CompletionOutput:
     """One completion of a prompt.

@@ -56,6 +56,13 @@ def test_sliding_windows_shorter_equal_and_longer_than_a_chunk(implementation, w
 
 
 @implementations
+@pytest.mark.parametrize(("window", "lookahead"), [(None, None), (None, 7), (40, 39), (300, None)])
+def test_tokens_after_a_token(implementation, window, lookahead):
+    whole = make_step([(0, 1), (0, 600), (0, 20), (0, 0), (0, 300), (0, 1)], pad_tokens=5, pad_requests=1)
+    check(implementation, whole, span=AttentionSpan(window, lookahead=lookahead))
+
+
+@implementations
 @pytest.mark.parametrize("chunk", quick_rows([1, 24, 256, 300], [1, 24]))
 def test_a_token_sees_only_its_own_chunk(implementation, chunk):
     step = make_step([(600, 1), (255, 1), (256, 1), (3, 1), (0, 90), (530, 80), (0, 1)])

@@ -150,6 +150,14 @@ def test_windows_soft_caps_and_sinks(isa, dtype):  # noqa: F811
 
 
 @each_isa
+@cache_types
+@pytest.mark.parametrize(("window", "lookahead"), [(None, None), (40, 39)])
+def test_tokens_after_a_token(isa, dtype, window, lookahead):  # noqa: F811
+    step = make_step([(0, 1), (0, 600), (0, 20), (0, 0), (0, 300)], num_heads=4, num_kv_heads=1, pad_tokens=3)
+    check(step, dtype, span=AttentionSpan(window, lookahead=lookahead))
+
+
+@each_isa
 @pytest.mark.parametrize("chunk", [1, 24, 256, 300])
 def test_a_token_sees_only_its_own_chunk(isa, chunk):  # noqa: F811
     step = make_step([(600, 1), (255, 1), (256, 1), (3, 1), (0, 90), (530, 80), (0, 1)], num_heads=4, num_kv_heads=1)
@@ -245,11 +253,15 @@ class TestOneRequestsResultDependsOnNothingElse:
 
     @each_isa
     @cache_types
-    def test_alone_or_in_a_batch(self, isa, dtype):  # noqa: F811
+    @pytest.mark.parametrize("lookahead", [0, None])
+    def test_alone_or_in_a_batch(self, isa, dtype, lookahead):  # noqa: F811
         requests = [(700, 1), (130, 1), (0, 13), (300, 71), (31, 1)]
+        if lookahead is None:  # whole sequences
+            requests = [(0, history + queries) for history, queries in requests]
         step = make_step(requests, pad_tokens=5, pad_requests=2)
         together = Operands.of(step, dtype)
-        _, expected = together.run(**self.OPTIONS)
+        options = self.OPTIONS | {"span": AttentionSpan(500, lookahead=lookahead)}
+        _, expected = together.run(**options)
         for r in range(len(requests)):
             rows = slice(step.query_start_loc[r], step.query_start_loc[r + 1])
             size = rows.stop - rows.start
@@ -266,7 +278,7 @@ class TestOneRequestsResultDependsOnNothingElse:
                     np.array([0, 1, 1], np.int32),
                 ),
             )
-            np.testing.assert_array_equal(alone.run(**self.OPTIONS)[1], expected[rows])
+            np.testing.assert_array_equal(alone.run(**options)[1], expected[rows])
 
     @each_isa
     @cache_types

@@ -71,11 +71,14 @@ class Step:
             for row in range(begin, end):
                 position = self.seq_lens[r] - (end - row)
                 first = 0 if sliding_window is None else max(0, position - sliding_window + 1)
+                last = position
+                if span.lookahead != 0:
+                    last = len(keys) - 1 if span.lookahead is None else min(position + span.lookahead, len(keys) - 1)
                 if attention_chunk_size is not None:
                     first = max(first, position - position % attention_chunk_size)
                 for head in range(self.q.shape[1]):
                     kv_head = head // (self.q.shape[1] // keys.shape[1])
-                    k, v = (x[first : position + 1, kv_head].astype(np.float64) for x in (keys, values))
+                    k, v = (x[first : last + 1, kv_head].astype(np.float64) for x in (keys, values))
                     scores = k @ self.q[row, head].astype(np.float64) * scale
                     if soft_cap is not None:
                         scores = soft_cap * np.tanh(scores / soft_cap)

@@ -1,4 +1,4 @@
-"""Which earlier tokens a layer's attention reads, and thus how much of a sequence its cache must keep."""
+"""Which tokens a layer's attention reads, and thus how much of a sequence its cache must keep."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ Positions = TypeVar("Positions")
 
 @dataclass(frozen=True)
 class AttentionSpan:
-    """The tokens that a token sees: itself and all, or only the nearest, tokens before it.
+    """The tokens that a token sees: itself and all, or only the nearest, tokens before it; in encoders, after it too.
 
     Attributes:
-      sliding_window: The number of tokens it sees, itself included; None for all.
+      sliding_window: The number of tokens it sees up to itself, itself included; None for all.
       attention_chunk_size: C; it sees its own chunk of C tokens, up to itself: from p // C * C to p.
+      lookahead: The number of tokens after itself that it sees; None for all that its sequence has. Unless it is 0, the
+        tokens of a sequence must be in one step.
     """
 
     sliding_window: int | None = None
     attention_chunk_size: int | None = None
+    lookahead: int | None = 0
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token sees nothing after itself."""
+        return self.lookahead == 0
 
     @property
     def reach(self) -> int | None:
@@ -44,6 +52,22 @@ class AttentionSpan:
         if self.attention_chunk_size is not None:
             first = maximum(first, position // self.attention_chunk_size * self.attention_chunk_size)
         return first
+
+    @overload
+    def last_visible(self, position: int, seq_len: int) -> int: ...
+    @overload
+    def last_visible(self, position: Positions, seq_len: Positions) -> Positions: ...
+    def last_visible(self, position: Any, seq_len: Any) -> Any:
+        """The last position that the token at `position` sees; never smaller for a later one.
+
+        Args:
+          position: An int, or an array of them of any shape.
+          seq_len: The tokens of its sequence, of a shape that goes with it.
+        """
+        if self.lookahead is None:
+            return seq_len - 1 + 0 * position
+        minimum = min if isinstance(position, int) else position.__array_namespace__().minimum
+        return minimum(position + self.lookahead, seq_len - 1) if self.lookahead else position
 
     def max_step_blocks(self, max_blocks: int, block_size: int, num_tokens: int) -> int:
         """Most blocks that a step of `num_tokens` tokens reads and writes of one sequence of up to `max_blocks`."""
@@ -70,3 +94,4 @@ class AttentionSpan:
 
 
 FULL_CONTEXT = AttentionSpan()
+WHOLE_SEQUENCE = AttentionSpan(lookahead=None)

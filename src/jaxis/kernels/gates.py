@@ -15,7 +15,12 @@ import numpy as np
 from jaxis.kernels import native
 from jaxis.kernels.native_constants import GATES
 
-ACTIVATIONS = {"sigmoid": jax.nn.sigmoid, "silu": jax.nn.silu, "softplus": jax.nn.softplus}
+ACTIVATIONS = {
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+    "softplus": jax.nn.softplus,
+    "normal_cdf": jax.scipy.stats.norm.cdf,
+}
 """What a gate makes of its logit, by name."""
 
 

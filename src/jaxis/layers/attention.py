@@ -138,11 +138,11 @@ def _whole_sequence_attention(
     options: _Options,
     sinks: jax.Array | None,
 ) -> jax.Array:
-    """Causal attention within each sequence."""
+    """Attention within each sequence."""
     request, valid = _requests(metadata)
     position = metadata.input_positions
-    first = options.span.first_visible(position)
-    visible = (request[:, None] == request) & valid & (position <= position[:, None]) & (position >= first[:, None])
+    first, last = options.span.first_visible(position), options.span.last_visible(position, metadata.seq_lens[request])
+    visible = (request[:, None] == request) & valid & (position <= last[:, None]) & (position >= first[:, None])
     # Padding tokens see themselves, to keep their rows finite.
     visible |= jnp.eye(q.shape[0], dtype=bool)
     if options.soft_cap is None and sinks is None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxis.errors import ConfigError
 from jaxis.kernels.activations import gelu_tanh, relu_squared
+from jaxis.kernels.gates import gated
 from jaxis.kernels.materialize import materialize
 from jaxis.kernels.weights import GatedUnit, gated_matmul
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -32,7 +33,7 @@ class FeedForward(Protocol):
 
 
 def _gelu(x: jax.Array) -> jax.Array:
-    return jax.nn.gelu(x, approximate=False)
+    return gated(x.reshape(-1, x.shape[-1]), x.reshape(-1, x.shape[-1]), "normal_cdf").reshape(x.shape)
 
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

@@ -12,6 +12,7 @@ import jax
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.errors import ConfigError
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.platform import supports_triton, target_platform
 from jaxis.kernels.ragged_paged_attention import blockwise, cpu, layout, tpu_layout
@@ -83,6 +84,10 @@ def ragged_paged_attention(
         array, out = cpu.ragged_paged_attention(q, k, v, array, *operands, **options)
         return cache_layout.cache(array), out
     if cache_layout.kernels == "tpu":
+        if not span.is_causal:
+            raise ConfigError(
+                "attention to later tokens, as encoders have it, has no kernel for TPUs: use another device"
+            )
         from jaxis.kernels.ragged_paged_attention import tpu
 
         array, out = tpu.ragged_paged_attention(q, k, v, array, *operands, **options)
@@ -93,6 +98,6 @@ def ragged_paged_attention(
     if supports_triton():
         from jaxis.kernels.ragged_paged_attention import gpu
 
-        if gpu.supports(q, array):
+        if span.is_causal and gpu.supports(q, array):
             kernel = gpu
     return cache_layout.cache(array), kernel.ragged_paged_attention(q, array, *operands, **options)

@@ -39,7 +39,7 @@ def ragged_paged_attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Attention of each query to its request's cached tokens up to its own position.
+    """Attention of each query to what it sees of its request's cached tokens.
 
     Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
     """
@@ -111,7 +111,8 @@ class _Attention:
         is_own = jnp.arange(num_heads)[:, None] // self.group_size == jnp.arange(num_kv_heads)
 
         def one_chunk(chunk: jax.Array, carry: OnlineSoftmax) -> OnlineSoftmax:
-            visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None])
+            # A decode is its sequence's last token.
+            visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None], positions)
             # Gather before reshaping: XLA would copy a reshaped cache that this step has written to.
             context = decode(self.kv_cache[blocks_of_chunk(block_tables, chunk, chunk_tokens // block_size)])
             context = context.reshape(num, chunk_tokens, num_kv_heads, 2 * head_dim)
@@ -158,7 +159,7 @@ class _Attention:
             first_position = seq_lens[request] - query_lens[request] + tile_start
             positions = jnp.where(in_request, first_position + jnp.arange(tile), -1)
             queries = lax.dynamic_slice_in_dim(q, first_row, tile)
-            rows = self._attend_tile(queries, self.block_tables[request], positions, first_position)
+            rows = self._attend_tile(queries, self.block_tables[request], positions, first_position, seq_lens[request])
             old_rows = lax.dynamic_slice_in_dim(out, first_row, tile)
             rows = jnp.where(in_request[:, None, None], rows, old_rows)
             return lax.dynamic_update_slice_in_dim(out, rows, first_row, axis=0)
@@ -167,7 +168,12 @@ class _Attention:
         return lax.fori_loop(0, tile_ends[-1], one_tile, padded)[:num_tokens]
 
     def _attend_tile(
-        self, queries: jax.Array, block_table: jax.Array, positions: jax.Array, first_position: jax.Array
+        self,
+        queries: jax.Array,
+        block_table: jax.Array,
+        positions: jax.Array,
+        first_position: jax.Array,
+        seq_len: jax.Array,
     ) -> jax.Array:
         """Attention for Q consecutive queries of one request.
 
@@ -176,6 +182,7 @@ class _Attention:
           block_table: i32 [max_blocks].
           positions: i32 [Q]; -1 for a query that is padding.
           first_position: The smallest valid position.
+          seq_len: The request's tokens.
 
         Returns:
           [Q, H, D]; 0 where the query is padding.
@@ -184,9 +191,10 @@ class _Attention:
         block_size = self.kv_cache.shape[1]
         chunk_tokens, block_table = whole_chunks(block_table, block_size, PREFILL_CHUNK_TOKENS)
         grouped = queries.reshape(num_queries, self.num_kv_heads, self.group_size, head_dim).transpose(1, 2, 0, 3)
+        ends = jnp.where(positions >= 0, self.span.last_visible(positions, seq_len), -1)
 
         def one_chunk(chunk: jax.Array, carry: OnlineSoftmax) -> OnlineSoftmax:
-            visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None])
+            visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None], ends)
             context = decode(self.kv_cache[blocks_of_chunk(block_table, chunk, chunk_tokens // block_size)])
             k, v = split_kv(context.reshape(chunk_tokens, 2 * self.num_kv_heads, head_dim))
             scores = jnp.einsum("kgqd,skd->kgqs", grouped, k, preferred_element_type=jnp.float32)
@@ -197,14 +205,16 @@ class _Attention:
             return carry.add_values(chunk_out)
 
         first = self.span.first_visible(first_position) // chunk_tokens
-        last = jnp.max(positions) // chunk_tokens
+        last = jnp.max(ends) // chunk_tokens
         heads = (self.num_kv_heads, self.group_size, num_queries)
         result = lax.fori_loop(first, last + 1, one_chunk, OnlineSoftmax.empty(heads, head_dim))
         sinks = None if self.sinks is None else self.sinks.reshape(*heads[:2], 1)
         return result.output(sinks).transpose(2, 0, 1, 3).reshape(queries.shape).astype(queries.dtype)
 
-    def _visible(self, context_positions: jax.Array, positions: jax.Array) -> jax.Array:
-        return (context_positions >= self.span.first_visible(positions)) & (context_positions <= positions)
+    def _visible(self, context_positions: jax.Array, positions: jax.Array, last_visible: jax.Array) -> jax.Array:
+        """bool [N, S]: whether each query, of positions i32 [N, 1] and last visible ones i32 [N], sees each token."""
+        first = self.span.first_visible(positions)
+        return (context_positions >= first) & (context_positions <= last_visible[:, None])
 
     def _masked(self, scores: jax.Array, visible: jax.Array) -> jax.Array:
         scores = scores * self.scale

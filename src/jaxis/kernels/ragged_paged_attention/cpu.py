@@ -81,6 +81,7 @@ def ragged_paged_attention(
         block_size=np.int64(block_size),
         window=np.int64(span.sliding_window or UNLIMITED),
         chunk_size=np.int64(span.attention_chunk_size or UNLIMITED),
+        lookahead=np.int64(UNLIMITED if span.lookahead is None else span.lookahead),
         scale=np.float32(scale),
         soft_cap=np.float32(soft_cap or 0),
     )

@@ -26,7 +26,7 @@ def ragged_paged_attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Attention of each query to its request's cached tokens up to its own position.
+    """Attention of each query to what it sees of its request's cached tokens.
 
     Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
     """
@@ -47,7 +47,8 @@ def ragged_paged_attention(
     position = seq_lens[request] - query_start_loc[request + 1] + jnp.arange(num_tokens)
     context_position = jnp.arange(context_len)
     first = span.first_visible(position)
-    visible = (context_position >= first[:, None]) & (context_position <= position[:, None]) & valid[:, None]
+    last = span.last_visible(position, seq_lens[request])
+    visible = (context_position >= first[:, None]) & (context_position <= last[:, None]) & valid[:, None]
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     peak = jnp.max(scores, axis=-1, keepdims=True)
     peak = jnp.where(jnp.isfinite(peak), peak, 0.0)

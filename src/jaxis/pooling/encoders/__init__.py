@@ -1,0 +1,29 @@
+"""Models that see an input as a whole, one file per family, by the names that checkpoints have in `architectures`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+_CLASSES = {
+    "BertModel": "bert",
+    "RobertaModel": "bert",
+    "XLMRobertaModel": "bert",
+}
+
+
+def encoder_class(architectures: Sequence[str]) -> type[Any] | None:
+    """The class of the first name that is an encoder's; None if none is."""
+    for name in architectures:
+        if name in _CLASSES:
+            return getattr(importlib.import_module(f"jaxis.pooling.encoders.{_CLASSES[name]}"), name)
+    return None
+
+
+def encoder_classes() -> dict[str, type[Any]]:
+    """Every encoder: the name in `architectures` -> its class; imports them all."""
+    return {
+        name: getattr(importlib.import_module(f"jaxis.pooling.encoders.{file}"), name)
+        for name, file in _CLASSES.items()
+    }

@@ -1,0 +1,174 @@
+"""BERT (arXiv:1810.04805) and RoBERTa (arXiv:1907.11692): learned positions, norms after each block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxis.config.attention_span import WHOLE_SEQUENCE
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import ConfigError
+from jaxis.kernels.materialize import materialize
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.checkpoint_names import CheckpointNames, Rename
+from jaxis.layers.decoder_layer import LayerCache, LayerOutput
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.leaves import layer_norm
+from jaxis.layers.mlp import UngatedMLP, activation_function
+from jaxis.layers.module import JaxModule, make_parameter
+from jaxis.layers.norm import JaxLayerNorm
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import Caches, DecoderModel, DecoderOptions
+from jaxis.models.common.interfaces import LoadableWithIterator
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+    from jaxis.config.quantization import QuantizationConfig
+
+
+class BertLayer(JaxModule):
+    """`x = norm(x + self_attn(x))`
+    `x = norm(x + mlp(x))`
+    """
+
+    def __init__(self, scope: LayerScope) -> None:
+        self.self_attn = GroupedQueryAttention(
+            scope / "self_attn", use_rope=False, qkv_bias=True, o_bias=True, span=WHOLE_SEQUENCE
+        )
+        self.post_attention_layernorm = _norm(scope)
+        activation = activation_function(scope.config.get("hidden_act", "gelu"))
+        self.mlp = UngatedMLP(scope / "mlp", activation=activation, use_bias=True)
+        self.post_feedforward_layernorm = _norm(scope)
+
+    def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
+        """x [T, E] -> the updated cache (None without one) and [T, E]."""
+        kv_cache, attended = self.self_attn(kv_cache, x, metadata)
+        x = self.post_attention_layernorm(x + attended)
+        return kv_cache, self.post_feedforward_layernorm(x + self.mlp(x, metadata))
+
+
+class BertModel(DecoderModel, LoadableWithIterator):
+    """Embeddings of words, positions and the kind of text, then layers.
+
+    Args:
+      vllm_config: The configuration.
+      rng: For the initial weights.
+      quant_config: Decides how weights are stored and applied; None leaves them as they are.
+
+    Raises:
+      ConfigError: config.json asks for something that is not supported.
+    """
+
+    # From a checkpoint's names to the names here.
+    renames: ClassVar[tuple[Rename, ...]] = (
+        ("embeddings.word_embeddings", "embed_tokens"),
+        ("embeddings.position_embeddings.weight", "position_embeddings"),
+        ("embeddings.token_type_embeddings.weight", "token_type_embeddings"),
+        ("embeddings.LayerNorm", "embeddings_norm"),
+        ("encoder.layer", "layers"),
+        ("attention.self.query", "self_attn.q_proj"),
+        ("attention.self.key", "self_attn.k_proj"),
+        ("attention.self.value", "self_attn.v_proj"),
+        ("attention.output.dense", "self_attn.o_proj"),
+        ("attention.output.LayerNorm", "post_attention_layernorm"),
+        ("intermediate.dense", "mlp.up_proj"),
+        ("output.dense", "mlp.down_proj"),
+        ("output.LayerNorm", "post_feedforward_layernorm"),
+    )
+    # Checkpoints of whole models have a prefix, and very old ones the names of another framework.
+    prefix: ClassVar[str] = "bert"
+    other_names: ClassVar[tuple[Rename, ...]] = (
+        ("LayerNorm.gamma", "LayerNorm.weight"),
+        ("LayerNorm.beta", "LayerNorm.bias"),
+    )
+    # What checkpoints have besides: heads of the tasks that the model was trained with, and a constant.
+    unused: ClassVar[tuple[str, ...]] = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids")
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
+        self.check_config(vllm_config.model_config.hf_config)
+        prefix = tuple((f"{self.prefix}.{name}", name) for name in ("embeddings", "encoder", "pooler"))
+        self.checkpoint_names = CheckpointNames(self.renames, (*prefix, *self.other_names))
+        scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
+        self._first_position = self.first_position(scope.config)
+        super().__init__(scope, BertLayer, DecoderOptions(norm=_Unchanged()))
+        self.embeddings_norm = _norm(scope)
+        config, init = scope.config, nnx.initializers.normal(0.02)
+        sizes = config.get("max_position_embeddings", 512), config.get("type_vocab_size", 2)
+        self.position_embeddings, self.token_type_embeddings = (
+            make_parameter(scope.rngs, init, (size, config["hidden_size"]), scope.dtype, axes=(None, None))
+            for size in sizes
+        )
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        """Declares keys of config.json that are unused (`ignore`) or supported with some values only (`expect`).
+
+        Raises:
+          ConfigError: A key has another value.
+        """
+        config.expect("position_embedding_type", "absolute")
+        config.ignore("tie_word_embeddings", because="a head that predicts words is not loaded")
+        config.expect("is_decoder", False)
+        config.expect("add_cross_attention", False)
+
+    @classmethod
+    def first_position(cls, config: HFConfig) -> int:
+        """The row of the table of positions that an input's first token has."""
+        del config
+        return 0
+
+    def __call__(
+        self, kv_caches: Caches, input_ids: jax.Array, attention_metadata: AttentionMetadata
+    ) -> tuple[Caches, jax.Array, list[jax.Array]]:
+        """input_ids [T], whole texts -> the updated caches, and hidden states [T, E]."""
+        rows = attention_metadata.input_positions + self._first_position
+        embeddings = self.embed_tokens(input_ids) + self.token_type_embeddings[...][0]
+        embeddings = materialize(embeddings + self.position_embeddings[...][rows])
+        return super().__call__(
+            kv_caches, input_ids, attention_metadata, inputs_embeds=self.embeddings_norm(embeddings)
+        )
+
+    def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
+        """See `LoadableWithIterator`."""
+        renamed = ((self.parameter_name(name), tensor) for name, tensor in weights)
+        return super().load_weights((name, tensor) for name, tensor in renamed if not name.startswith(self.unused))
+
+    def parameter_name(self, name_in_file: str) -> str:
+        """See `RenamesTensors`."""
+        return self.checkpoint_names.name_here(name_in_file)
+
+
+class RobertaModel(BertModel):
+    """BERT whose positions are counted from behind the padding token's id."""
+
+    prefix = "roberta"
+
+    @classmethod
+    def first_position(cls, config: HFConfig) -> int:
+        """See `BertModel.first_position`."""
+        padding = config.get("pad_token_id", 1)
+        if not isinstance(padding, int) or padding < 0:
+            raise ConfigError(
+                f"{config.source} has pad_token_id={padding!r}, behind which positions begin: correct the file"
+            )
+        return padding + 1
+
+
+class XLMRobertaModel(RobertaModel):
+    """RoBERTa with the vocabulary of a hundred languages (arXiv:1911.02116)."""
+
+
+class _Unchanged(JaxModule):
+    """The final norm of layers that end with their own."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [T, E] -> the same."""
+        return x
+
+
+def _norm(scope: LayerScope) -> JaxLayerNorm:
+    return layer_norm(scope, epsilon=scope.config.get("layer_norm_eps", 1e-12))

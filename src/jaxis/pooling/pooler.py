@@ -1,0 +1,43 @@
+"""From hidden states to a vector for each text."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels.materialize import materialize
+from jaxis.kernels.norms import rms_norm
+from jaxis.pooling.settings import PoolingSettings
+
+
+def pool(hidden: jax.Array, starts: jax.Array, lengths: jax.Array, settings: PoolingSettings) -> jax.Array:
+    """A vector for each text, which does not depend on the texts beside it.
+
+    Args:
+      hidden: [T, E], texts one after the other, then padding.
+      starts: i32 [R], the first row of each text.
+      lengths: i32 [R], the rows of each; 0 is no text.
+      settings: What to do.
+
+    Returns:
+      float32 [R, E]; meaningless where there is no text.
+    """
+    num_texts = lengths.shape[0]
+    if settings.mode == "mean":
+        rows = jnp.arange(hidden.shape[0])
+        text = jnp.searchsorted(starts + lengths, rows, side="right")
+        # Row after row, so that the sum's order is the text's own.
+        sums = (
+            jnp.zeros((num_texts, hidden.shape[1]), jnp.float32)
+            .at[text]
+            .add(hidden.astype(jnp.float32), mode="drop", indices_are_sorted=True)
+        )
+        vectors = materialize(sums) / jnp.maximum(lengths, 1)[:, None]
+    else:
+        rows = starts if settings.mode == "cls" else starts + lengths - 1
+        vectors = hidden[rows].astype(jnp.float32)
+    if settings.normalize:
+        # A vector divided by its length is its RMS norm, times size ** -0.5.
+        size = vectors.shape[1]
+        vectors = rms_norm(vectors, jnp.full(size, size**-0.5, jnp.float32), epsilon=1e-24)
+    return vectors

@@ -1,0 +1,184 @@
+"""A model on its devices that makes a vector of each text, many texts at a time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.config import VllmConfig
+from jaxis.engine.execution.model_arrays import ModelArrays, hidden_state_struct
+from jaxis.kernels.paged_cache import PagedCache, make_cache_array
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.kv_cache_spec import CacheSpec
+from jaxis.models.common.decoder import DecoderModel
+from jaxis.parallel.mesh import logical_sharding
+from jaxis.pooling.pooler import pool
+from jaxis.pooling.settings import PoolingSettings
+
+SMALLEST_STEP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class _StepShape:
+    """What a step is padded to: T tokens of R texts."""
+
+    num_tokens: int
+    num_texts: int
+
+
+class PoolingModel:
+    """Makes vectors. What an input's is does not depend on the texts beside it: on CPU, not by a bit.
+
+    Texts are computed whole, as many in a step as it has room for, without a prefix cache.
+
+    Args:
+      vllm_config: The configuration; `max_num_batched_tokens` bounds the tokens of a step, and so of an input.
+      model: Loaded.
+      decoder: Its layers.
+      specs: The cache of each layer, on the devices.
+      mesh: The devices that it was loaded to.
+      settings: How hidden states become vectors.
+
+    Attributes:
+      max_step_tokens: Most tokens of a step.
+      max_step_texts: Most texts of a step.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        model: Any,
+        decoder: DecoderModel,
+        specs: Sequence[CacheSpec],
+        mesh: jax.sharding.Mesh,
+        settings: PoolingSettings,
+    ) -> None:
+        self._config, self._mesh, self._settings = vllm_config, mesh, settings
+        self.max_step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        self.max_step_texts = vllm_config.scheduler_config.max_num_seqs
+        self._block_size = vllm_config.cache_config.block_size
+        # Of a layer's keys and values, nothing is read by another step: layers alike take turns with one cache.
+        self._specs = list(dict.fromkeys(specs))
+        decoder.cache_entries = tuple((self._specs.index(spec),) for spec in specs)
+        with jax.set_mesh(mesh):
+            self._arrays = ModelArrays(model, hidden_state_struct(vllm_config, mesh), has_head=False)
+            self._caches = [self._make_cache(spec) for spec in self._specs]
+        self._programs: dict[_StepShape, Callable[..., Any]] = {}
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights on all devices together."""
+        return self._arrays.num_bytes
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
+        """The vector of each text.
+
+        Args:
+          texts: Token ids; each text has at least one, and at most `max_step_tokens`.
+
+        Returns:
+          float32 [number of texts, E].
+        """
+        vectors: list[np.ndarray | None] = [None] * len(texts)
+        dispatched: list[tuple[list[int], jax.Array]] = []
+        for indices in self._steps(texts):
+            dispatched.append((indices, self._run([texts[index] for index in indices])))
+            # One step is computed while the next one is put together.
+            if len(dispatched) > 1:
+                _take(*dispatched.pop(0), vectors)
+        for step in dispatched:
+            _take(*step, vectors)
+        return np.stack([vector for vector in vectors if vector is not None])
+
+    def close(self) -> None:
+        """Frees the weights and caches."""
+        self._arrays.release()
+        self._caches, self._programs = [], {}
+
+    def _steps(self, texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """The indices of the texts of each step: those of about one length together, the longest first."""
+        step: list[int] = []
+        num_tokens = 0
+        for index in sorted(range(len(texts)), key=lambda index: -len(texts[index])):
+            size = len(texts[index])
+            if step and (num_tokens + size > self.max_step_tokens or len(step) == self.max_step_texts):
+                yield step
+                step, num_tokens = [], 0
+            step.append(index)
+            num_tokens += size
+        if step:
+            yield step
+
+    def _run(self, texts: Sequence[Sequence[int]]) -> jax.Array:
+        """Dispatches a step; returns the vectors [R, E], of which the first are those of the texts."""
+        shape = self._shape(sum(map(len, texts)), len(texts))
+        input_ids, lengths = np.zeros(shape.num_tokens, np.int32), np.zeros(shape.num_texts, np.int32)
+        lengths[: len(texts)] = [len(text) for text in texts]
+        input_ids[: lengths.sum()] = np.concatenate([np.asarray(text, np.int32) for text in texts])
+        if shape not in self._programs:
+            self._programs[shape] = self._compile(shape)
+        self._caches, vectors = self._programs[shape](self._arrays.arrays, self._caches, input_ids, lengths)
+        return vectors
+
+    def _shape(self, num_tokens: int, num_texts: int) -> _StepShape:
+        padded = max(SMALLEST_STEP_TOKENS, 1 << (num_tokens - 1).bit_length())
+        # Three quarters of it, where that is enough.
+        padded = padded * 3 // 4 if num_tokens <= padded * 3 // 4 else padded
+        tokens = max(min(padded, self.max_step_tokens), num_tokens)
+        return _StepShape(tokens, 1 if num_texts == 1 else min(tokens, self.max_step_texts))
+
+    def _compile(self, shape: _StepShape) -> Callable[..., Any]:
+        with jax.set_mesh(self._mesh):
+            run = jax.jit(functools.partial(self._step, shape), donate_argnums=1)
+            ints = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (shape.num_tokens, shape.num_texts))
+            return run.lower(self._arrays.arrays, self._caches, *ints).compile()
+
+    def _step(
+        self,
+        shape: _StepShape,
+        arrays: list[jax.Array],
+        caches: list[PagedCache],
+        input_ids: jax.Array,
+        lengths: jax.Array,
+    ) -> tuple[list[PagedCache], jax.Array]:
+        stops = jnp.cumsum(lengths)
+        starts = stops - lengths
+        rows = jnp.arange(shape.num_tokens, dtype=jnp.int32)
+        # Padding counts on from the last text.
+        text = jnp.minimum(jnp.searchsorted(stops, rows, side="right"), shape.num_texts - 1)
+        blocks = -(-lengths // self._block_size)
+        table = jnp.arange(-(-shape.num_tokens // self._block_size), dtype=jnp.int32)
+        num_texts = jnp.sum(lengths > 0)
+        metadata = AttentionMetadata(
+            input_positions=jnp.where(rows < stops[-1], rows - starts[text], 0),
+            block_tables=jnp.minimum((jnp.cumsum(blocks) - blocks)[:, None] + table, self._num_blocks - 1),
+            seq_lens=lengths,
+            query_start_loc=jnp.concatenate([jnp.zeros(1, jnp.int32), stops]),
+            request_distribution=jnp.stack([jnp.zeros_like(num_texts), num_texts, num_texts]),
+        )
+        caches, hidden, _ = self._arrays.merge(arrays)(caches, input_ids, metadata)
+        return caches, pool(hidden, starts, lengths, self._settings)
+
+    @property
+    def _num_blocks(self) -> int:
+        """Of each cache: for the longest step, whose texts each begin a block."""
+        return -(-self.max_step_tokens // self._block_size) + self.max_step_texts
+
+    def _make_cache(self, spec: CacheSpec) -> PagedCache:
+        layout = spec.layout(self._block_size, self._config.model_config.dtype)
+        shape = (self._num_blocks, *layout.shape)
+        sharding = logical_sharding(self._mesh, (None, *layout.axes), shape)
+        struct = jax.ShapeDtypeStruct(shape, layout.dtype, sharding=sharding)
+        return layout.cache(make_cache_array(struct, reads_only_written=layout.kernels == "native"))
+
+
+def _take(indices: list[int], step: jax.Array, vectors: list[np.ndarray | None]) -> None:
+    """Puts the vectors of a step in the places of its texts."""
+    for index, vector in zip(indices, np.asarray(step), strict=False):
+        vectors[index] = vector

@@ -1,0 +1,114 @@
+"""How hidden states become an input's vector, as the files of a sentence-transformers checkpoint say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import CheckpointError
+
+Mode = Literal["cls", "last", "mean"]
+_MODES: Mapping[str, Mode] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+}
+# Files of settings are small; what is larger is none.
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class PoolingSettings:
+    """What follows the model.
+
+    Attributes:
+      mode: Which hidden states count: the first token's, the last one's, or the mean of all.
+      normalize: Whether vectors have length 1.
+      max_tokens: Most tokens of an input; None: as many as the model takes.
+      prompts: What texts begin with, by the name of their kind, such as "query".
+      default_prompt: The kind of an input for which none is named; None: it begins with nothing.
+    """
+
+    mode: Mode
+    normalize: bool = False
+    max_tokens: int | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
+    default_prompt: str | None = None
+
+
+def has_pooling_files(path: Path) -> bool:
+    """Whether a checkpoint's folder says how its hidden states become vectors."""
+    return (path / "modules.json").is_file()
+
+
+def read_pooling_settings(path: Path, default_mode: Mode) -> PoolingSettings:
+    """Reads the files of sentence-transformers in a checkpoint's folder.
+
+    Args:
+      path: The folder, or the file of a checkpoint that is one file.
+      default_mode: Of a checkpoint without such files, whose vectors then have length 1.
+
+    Raises:
+      CheckpointError: A file is broken, or asks for something that is not supported.
+    """
+    if not has_pooling_files(path):
+        return PoolingSettings(default_mode, normalize=True)
+    mode, normalize = None, False
+    for module in _read_list(path / "modules.json"):
+        kind, folder = str(module.get("type", "")).rpartition(".")[2], path / str(module.get("path", ""))
+        if kind == "Pooling":
+            mode = _read_mode(folder / "config.json")
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer":
+            raise CheckpointError(
+                f"{path / 'modules.json'} has a module {kind!r}; Transformer, Pooling and Normalize are supported"
+            )
+    if mode is None:
+        raise CheckpointError(f"{path / 'modules.json'} has no module of type Pooling: add one, or remove the file")
+    sentence, prompts = (
+        _read_object(path / name) if (path / name).is_file() else {}
+        for name in ("sentence_bert_config.json", "config_sentence_transformers.json")
+    )
+    return PoolingSettings(
+        mode,
+        normalize,
+        sentence.get("max_seq_length"),
+        prompts.get("prompts") or {},
+        prompts.get("default_prompt_name"),
+    )
+
+
+def _read_mode(path: Path) -> Mode:
+    settings = HFConfig(_read_object(path), source=str(path))
+    chosen = sorted(key for key in settings.to_dict() if key.startswith("pooling_mode_") and settings.get(key))
+    if len(chosen) == 1 and chosen[0] in _MODES:
+        return _MODES[chosen[0]]
+    raise CheckpointError(f"{path} chooses {', '.join(chosen) or 'no mode'}; one of {', '.join(_MODES)} is supported")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    value = _read_json(path)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} has no object: restore the file")
+    return value
+
+
+def _read_list(path: Path) -> list[dict[str, Any]]:
+    value = _read_json(path)
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise CheckpointError(f"{path} has no list of objects: restore the file")
+    return value
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise CheckpointError(f"{path} has more than {_MAX_BYTES} bytes, so it has no settings: restore the file")
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): restore the file") from None

@@ -1,0 +1,203 @@
+"""Encoders against transformers, in float32: vectors, alone and in batches, from checkpoints as they are published."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from jaxis import LLM
+from jaxis.errors import CheckpointError, ConfigError, RequestError
+from jaxis.kernels import native
+
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(195))]
+SIZES = {
+    "vocab_size": len(VOCABULARY),
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 80,
+}
+# The class in the reference -> its configuration's.
+FAMILIES = {
+    "BertModel": (transformers.BertModel, transformers.BertConfig),
+    "RobertaModel": (transformers.RobertaModel, transformers.RobertaConfig),
+    "XLMRobertaModel": (transformers.XLMRobertaModel, transformers.XLMRobertaConfig),
+}
+POOLING = {"cls": "pooling_mode_cls_token", "last": "pooling_mode_lasttoken", "mean": "pooling_mode_mean_tokens"}
+
+
+def save_tokenizer(folder):
+    backend = Tokenizer(models.WordPiece({token: i for i, token in enumerate(VOCABULARY)}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    backend.add_special_tokens(VOCABULARY[:5])
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+
+
+def save_pooling(folder, mode="mean", *, normalize=True, **settings):
+    modules = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    listed = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": "" if i == 0 else f"{i}_{name}",
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for i, name in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    chosen = {key: name == mode for name, key in POOLING.items()}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 64, **chosen}))
+    if settings:
+        (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+
+
+def save_model(folder, family="BertModel"):
+    model_class, config_class = FAMILIES[family]
+    torch.manual_seed(0)
+    model = model_class(config_class(**SIZES)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Norms that are not the identity, and weights of a size that matters.
+            parameter.copy_(torch.randn_like(parameter) * 0.2 + ("LayerNorm.weight" in name))
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return model
+
+
+def texts(count=40):
+    rng = random.Random(0)
+    return [[2, *rng.choices(range(5, 200), k=rng.randint(1, 60)), 3] for _ in range(count)]
+
+
+def reference(model, token_ids, mode, *, normalize=True):
+    with torch.no_grad():
+        hidden = model(torch.tensor([token_ids])).last_hidden_state[0].double().numpy()
+    vector = {"cls": hidden[0], "last": hidden[-1], "mean": hidden.mean(0)}[mode]
+    return vector / np.linalg.norm(vector) if normalize else vector
+
+
+def vectors(llm, prompts, **arguments):
+    return np.array([output.outputs.embedding for output in llm.embed(prompts, **arguments)], np.float32)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vectors_are_the_references(family, tmp_path):
+    model = save_model(tmp_path, family)
+    save_pooling(tmp_path)
+    with LLM(tmp_path, show_progress=False) as llm:
+        expected = [reference(model, token_ids, "mean") for token_ids in texts()]
+        np.testing.assert_allclose(vectors(llm, texts()), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("mode", POOLING)
+def test_each_mode_with_and_without_a_length_of_one(mode, tmp_path):
+    model = save_model(tmp_path)
+    save_pooling(tmp_path, mode, normalize=mode == "cls")
+    with LLM(tmp_path, show_progress=False) as llm:
+        expected = [reference(model, token_ids, mode, normalize=mode == "cls") for token_ids in texts(5)]
+        np.testing.assert_allclose(vectors(llm, texts(5)), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoder")
+    save_model(folder)
+    save_pooling(folder, max_seq_length=64)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    with LLM(folder, show_progress=False) as llm:
+        yield llm
+
+
+@pytest.mark.skipif(not native.usable(), reason="XLA does not promise it")
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_vector_does_not_depend_on_other_texts(folder, quantization):
+    with LLM(folder, show_progress=False, quantization=quantization, max_num_batched_tokens=256) as llm:
+        together = vectors(llm, texts())
+        for number in (0, 7, 23, 39):
+            np.testing.assert_array_equal(vectors(llm, texts()[number])[0], together[number])
+        np.testing.assert_array_equal(vectors(llm, texts()[::-1])[::-1], together)
+
+
+def test_int8_is_close(folder, llm):
+    with LLM(folder, show_progress=False, quantization="int8") as quantized:
+        assert np.min(np.sum(vectors(llm, texts()) * vectors(quantized, texts()), axis=1)) > 0.995
+
+
+def test_text_is_tokenized_with_its_end(llm):
+    outputs = llm.embed(["w3 w4", {"prompt_token_ids": [2, 8, 9, 3]}])
+    assert [output.prompt_token_ids for output in outputs] == [[2, 8, 9, 3]] * 2
+    assert outputs[0].outputs.embedding == outputs[1].outputs.embedding
+    assert (outputs[0].prompt, outputs[1].prompt) == ("w3 w4", None)
+    [cut] = llm.embed("w1 " * 100, truncate_prompt_tokens=-1)
+    assert cut.prompt_token_ids == [2, *[6] * 62, 3]
+    [cut] = llm.embed("w1 " * 100, truncate_prompt_tokens=4)
+    assert cut.prompt_token_ids == [2, 6, 6, 3]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "arguments", "message"),
+    [
+        ("w1 " * 63, {}, "has 65 tokens, more than the 64"),
+        (["w1", ""], {}, "text 1 of 2 is empty"),
+        ([[]], {}, "is empty"),
+        ([[2, 200, 3]], {}, "outside of 0 to 199"),
+        ("w1", {"truncate_prompt_tokens": 65}, "more than the 64 tokens"),
+        ("w1", {"truncate_prompt_tokens": -2}, "must be a number of tokens"),
+        ("w1", {"prompt_name": "query"}, "no prompt for texts of kind 'query'"),
+    ],
+)
+def test_what_cannot_be_honoured_is_one_clear_error(llm, prompts, arguments, message):
+    with pytest.raises(RequestError, match=message):
+        llm.embed(prompts, **arguments)
+
+
+def test_models_of_one_kind_do_not_do_what_the_other_does(llm):
+    with pytest.raises(RequestError, match="makes vectors"):
+        llm.generate("w1")
+    with LLM(show_progress=False) as generator, pytest.raises(RequestError, match="generates text"):
+        generator.embed("a")
+
+
+def test_a_decoder_makes_vectors_of_its_last_token():
+    with LLM(runner="pooling", show_progress=False) as llm, LLM(show_progress=False) as generator:
+        ids = generator.tokenizer.encode("The capital of France is Paris.")
+        [vector] = vectors(llm, [ids])
+        assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
+        # The same hidden state gives the model's logits: its direction decides the most likely token.
+        embeddings = np.asarray(generator.engine.runner.model.decoder.embed_tokens.decode(vector[None]))
+        assert embeddings.argmax() == generator.compute_logits(ids)[-1].argmax()
+
+
+def test_settings_that_are_not_supported_are_refused(tmp_path):
+    save_model(tmp_path)
+    save_pooling(tmp_path)
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
+    with pytest.raises(CheckpointError, match="chooses pooling_mode_max_tokens"):
+        LLM(tmp_path, show_progress=False)
+    (tmp_path / "modules.json").write_text(
+        json.dumps([{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}])
+    )
+    with pytest.raises(CheckpointError, match="a module 'Dense'"):
+        LLM(tmp_path, show_progress=False)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "modules.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config | {"position_embedding_type": "relative_key"}))
+    with pytest.raises(ConfigError, match="position_embedding_type"):
+        LLM(tmp_path, show_progress=False)
