@@ -18,6 +18,7 @@ from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_kwargs import EngineKwargs, shows_engine_arguments
 from jaxis.engine.logits import compute_logits
+from jaxis.engine.opened_model import open_model
 from jaxis.engine.output_processor import Request
 from jaxis.engine.setup import BuiltEngine, build_engine
 from jaxis.engine.vllm_arguments import translate
@@ -25,7 +26,7 @@ from jaxis.errors import ConfigError, EngineError, RequestError
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
 from jaxis.outputs import EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
-from jaxis.pooling.embedder import open_embedder
+from jaxis.pooling.embedder import makes_vectors, open_embedder
 from jaxis.prompts import (
     ContentFormat,
     Message,
@@ -109,11 +110,18 @@ class LLM:
         self._num_calls = 0
         self._closed = False
         self._built = self._embedder = None
-        if runner != "generate":
-            self._embedder = open_embedder(args, self._progress, asked_for=runner == "pooling")
-        if self._embedder is None:
+        opened = open_model(args)
+        if runner == "pooling" or (runner == "auto" and makes_vectors(opened)):
+            if needs_chat_template:
+                raise ConfigError(f"{args.model} makes vectors, so it cannot chat: use LLM.embed")
+            self._embedder = open_embedder(args, opened, self._progress)
+        else:
             self._built = build_engine(
-                args, self._progress, quant_method=translated.quant_method, needs_chat_template=needs_chat_template
+                args,
+                self._progress,
+                opened=opened,
+                quant_method=translated.quant_method,
+                needs_chat_template=needs_chat_template,
             )
 
     @property

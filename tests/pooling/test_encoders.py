@@ -185,6 +185,24 @@ def test_a_decoder_makes_vectors_of_its_last_token():
         assert embeddings.argmax() == generator.compute_logits(ids)[-1].argmax()
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_checkpoint_of_a_decoder_alone(tied, tmp_path):
+    """As Qwen3-Embedding is published: its tensors have no prefix, and no head, which config.json may speak of."""
+    sizes = SIZES | {"num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": tied}
+    torch.manual_seed(0)
+    model = transformers.Qwen3Model(transformers.Qwen3Config(**sizes)).eval()
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]}))
+    save_tokenizer(tmp_path)
+    save_pooling(tmp_path, "last")
+    with LLM(tmp_path, show_progress=False) as llm:
+        expected = [reference(model, token_ids, "last") for token_ids in texts(10)]
+        np.testing.assert_allclose(vectors(llm, texts(10)), expected, rtol=0, atol=5e-6)
+    with pytest.raises(ConfigError, match="cannot chat"):
+        LLM(tmp_path, show_progress=False, needs_chat_template=True)
+
+
 def test_settings_that_are_not_supported_are_refused(tmp_path):
     save_model(tmp_path)
     save_pooling(tmp_path)

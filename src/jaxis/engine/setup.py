@@ -25,7 +25,7 @@ from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, samp
 from jaxis.engine.hosts.group import NO_OTHER_HOSTS, HostGroup
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, plan_memory
-from jaxis.engine.opened_model import facts_of_model, open_model
+from jaxis.engine.opened_model import OpenedModel, facts_of_model, open_model
 from jaxis.engine.settings import check_quant_method, make_vllm_config
 from jaxis.errors import ConfigError
 from jaxis.host.extras import check_extra
@@ -61,13 +61,19 @@ class BuiltEngine:
 
 @headers_read_once()
 def build_engine(
-    args: EngineArgs, progress: ProgressDisplay, *, quant_method: str | None = None, needs_chat_template: bool = False
+    args: EngineArgs,
+    progress: ProgressDisplay,
+    *,
+    opened: OpenedModel | None = None,
+    quant_method: str | None = None,
+    needs_chat_template: bool = False,
 ) -> BuiltEngine:
     """Loads the model and allocates the cache; with several hosts, once the others have come.
 
     Args:
       args: The engine's arguments.
       progress: Shows what is going on.
+      opened: Its checkpoint; None: it is found by the arguments.
       quant_method: How the checkpoint is expected to be quantized; None is any way.
       needs_chat_template: Whether to refuse a model that has none, before its weights are read.
 
@@ -75,7 +81,7 @@ def build_engine(
       ConfigError, CheckpointError, EngineError: See `LLM`.
     """
     build = functools.partial(
-        _build_engine, args, progress, quant_method=quant_method, needs_chat_template=needs_chat_template
+        _build_engine, args, progress, opened, quant_method=quant_method, needs_chat_template=needs_chat_template
     )
     if args.nnodes == 1:
         return build(None)
@@ -97,13 +103,14 @@ def build_engine(
 def _build_engine(
     args: EngineArgs,
     progress: ProgressDisplay,
+    opened: OpenedModel | None,
     followers: Followers | None,
     *,
     quant_method: str | None,
     needs_chat_template: bool,
 ) -> BuiltEngine:
     _check_ranks_share(args)
-    opened = open_model(args)
+    opened = opened or open_model(args)
     path, hf_config = opened.path, opened.hf_config
     check_quant_method(quant_method, hf_config)
     tokenizer = read_tokenizer(path, args.chat_template)

@@ -6,21 +6,23 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from jaxis.config.architecture import architectures_of
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.cache_specs import cache_specs
-from jaxis.engine.opened_model import OpenedModel, open_model
+from jaxis.engine.opened_model import OpenedModel
 from jaxis.engine.settings import make_vllm_config
 from jaxis.errors import ConfigError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.kv_cache_spec import CacheSpec, StateCacheSpec
-from jaxis.models.common.decoder import DecoderModel
+from jaxis.models.common.decoder import CausalLM, DecoderModel
 from jaxis.models.model_loader import load_model
 from jaxis.models.registry import model_class_of
 from jaxis.pooling.encoders import encoder_class
+from jaxis.pooling.headless import without_head
 from jaxis.pooling.pooling_model import PoolingModel
 from jaxis.pooling.settings import PoolingSettings, has_pooling_files, read_pooling_settings
 from jaxis.prompts import Prompt, tokenize_prompt
@@ -81,8 +83,8 @@ class Embedder:
 
         Args:
           texts: Strings or token ids.
-          truncate_tokens: The tokens that are left of a longer input, its end token among them; None: an input that is too
-            long is an error. -1 is `max_tokens`.
+          truncate_tokens: How many tokens are left of a longer input, its end token among them; -1 is `max_tokens`.
+            None: an input that is too long is an error.
           kind: The name of one of the checkpoint's prompts, which strings are to begin with; None is its default.
 
         Raises:
@@ -150,25 +152,24 @@ class Embedder:
         return [*token_ids[: limit - len(end)], *end]
 
 
-def open_embedder(args: EngineArgs, progress: ProgressDisplay, *, asked_for: bool) -> Embedder | None:
-    """Loads a checkpoint that makes vectors.
+def makes_vectors(opened: OpenedModel) -> bool:
+    """Whether a checkpoint was made for vectors, rather than to generate text."""
+    return has_pooling_files(opened.path) or encoder_class(architectures_of(opened.hf_config)) is not None
+
+
+def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDisplay) -> Embedder:
+    """Loads a checkpoint to make vectors with.
 
     Args:
       args: The engine's arguments.
+      opened: The checkpoint.
       progress: Shows what is going on.
-      asked_for: Whether any model is to make vectors; if not, only a checkpoint that is made for it.
-
-    Returns:
-      What makes them; None for a checkpoint that generates text.
 
     Raises:
       ConfigError, CheckpointError, EngineError: See `LLM`.
     """
-    opened = open_model(args)
-    encoder = encoder_class(architectures_of(opened.hf_config))
-    if encoder is None and not asked_for and not has_pooling_files(opened.path):
-        return None
     _check(args)
+    encoder = encoder_class(architectures_of(opened.hf_config))
     settings = read_pooling_settings(opened.path, "mean" if encoder is not None else "last")
     vllm_config = make_vllm_config(args, opened.path, opened.hf_config, "cpu")
     max_tokens = vllm_config.model_config.max_model_len
@@ -179,7 +180,7 @@ def open_embedder(args: EngineArgs, progress: ProgressDisplay, *, asked_for: boo
     args = dataclasses.replace(
         args, max_num_batched_tokens=step, max_num_seqs=args.max_num_seqs or min(DEFAULT_STEP_TEXTS, step)
     )
-    model = _load(opened, args, encoder or model_class_of(opened.hf_config), settings, progress)
+    model = _load(opened, args, encoder or _decoder_class(opened), settings, progress)
     tokenizer = Tokenizer.from_path(opened.path)
     config = opened.hf_config.get_text_config()
     return Embedder(
@@ -192,8 +193,15 @@ def open_embedder(args: EngineArgs, progress: ProgressDisplay, *, asked_for: boo
     )
 
 
+def _decoder_class(opened: OpenedModel) -> type[Any]:
+    model_class = model_class_of(opened.hf_config)
+    if not issubclass(model_class, CausalLM):
+        raise ConfigError(f"{model_class.__name__} cannot make vectors here: use another model")
+    return without_head(model_class)
+
+
 def _load(
-    opened: OpenedModel, args: EngineArgs, model_class: type, settings: PoolingSettings, progress: ProgressDisplay
+    opened: OpenedModel, args: EngineArgs, model_class: type[Any], settings: PoolingSettings, progress: ProgressDisplay
 ) -> PoolingModel:
     [mesh] = opened.make_meshes(args)
     vllm_config = make_vllm_config(args, opened.path, opened.hf_config, mesh.devices.flat[0].platform)
