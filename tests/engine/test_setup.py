@@ -168,11 +168,11 @@ def test_what_is_not_given_follows_what_is(start_llm):
 
 
 def test_arguments_are_those_of_llm():
-    """Every field of EngineArgs is an argument of LLM, with the same default."""
+    """Every argument of LLM is a field of EngineArgs with the same default, but for those that LLM itself uses."""
     parameters = LLM.__init__.__kwdefaults__
     defaults = EngineArgs()
     for name, default in parameters.items():
-        if name not in ("show_progress", "needs_chat_template", "hf_overrides"):
+        if name not in ("runner", "show_progress", "needs_chat_template", "hf_overrides"):
             assert getattr(defaults, name) == default
 
 

@@ -44,7 +44,7 @@ def paged_attention(**changes):
         "request_distribution": ints(0, 1, 1),
         "sinks": floats(0),
     }
-    attributes = {"block_size": BLOCK_SIZE, "window": 1 << 40, "chunk_size": 1 << 40}
+    attributes = {"block_size": BLOCK_SIZE, "window": 1 << 40, "chunk_size": 1 << 40, "lookahead": 0}
     for name, value in changes.items():
         (attributes if name in attributes else operands)[name] = value
     cache, q = operands["cache"], operands["q"]
