@@ -57,7 +57,7 @@ class FakeEngine:
         rank = types.SimpleNamespace(num_running=len(self.requests), num_waiting=0, block_manager=blocks)
         return types.SimpleNamespace(**vars(rank), ranks=(rank,))
 
-    def add_request(self, request_id, prompt_token_ids, params, *, priority, cache_salt, grammar):
+    def add_request(self, request_id, prompt_token_ids, params, *, priority, client, cache_salt, grammar):
         if not prompt_token_ids:
             raise RequestError("the prompt is empty: give at least one token")
         if prompt_token_ids == [13]:

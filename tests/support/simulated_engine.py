@@ -18,6 +18,7 @@ from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.kv_store.connector import StoredBlocks
 from jaxis.engine.scheduling.block_connector import NO_CONNECTOR, NO_MOVES
 from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.fair_shares import FairShares
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import NO_SLOT, Sequence, SequenceId, SequenceStatus
@@ -60,6 +61,11 @@ def sees(span: AttentionSpan, position: int, earlier: int) -> bool:
     return earlier <= position and in_window and (chunk is None or position // chunk == earlier // chunk)
 
 
+def same_client(sequence: Sequence, other: Sequence) -> bool:
+    """Whether two sequences are of one client."""
+    return sequence.client == other.client
+
+
 class SimulatedEngine:
     """Drives a scheduler, up to `run_ahead` + 1 steps in flight, and checks all that can be checked at every call."""
 
@@ -77,6 +83,7 @@ class SimulatedEngine:
         num_stages: int = 1,
         store: SimulatedStore | None = None,
         max_drafts: int = 0,
+        shares: FairShares | None = None,
     ) -> None:
         if isinstance(num_blocks, int):
             num_blocks = {FULL_CONTEXT: num_blocks}
@@ -90,6 +97,7 @@ class SimulatedEngine:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             num_stages=num_stages,
+            shares=shares,
         )
         self.run_ahead = max(run_ahead, num_stages - 1)
         self.num_stages = num_stages
@@ -107,7 +115,13 @@ class SimulatedEngine:
         self.num_sequences = 0
 
     def add(
-        self, prompt: list[int], *, priority: int = 0, cache_salt: str | None = None, **sampling: object
+        self,
+        prompt: list[int],
+        *,
+        priority: int = 0,
+        client: str | None = None,
+        cache_salt: str | None = None,
+        **sampling: object,
     ) -> Sequence:
         params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **sampling})
         sequence = Sequence(
@@ -118,6 +132,7 @@ class SimulatedEngine:
             min(len(prompt) + params.max_tokens, self.scheduler.max_model_len),
             arrival=self.num_sequences,
             priority=priority,
+            client=client,
             cache_salt=cache_salt,
         )
         self.num_sequences += 1
@@ -357,11 +372,15 @@ class SimulatedEngine:
         preempted = [sequence for sequence in running if sequence.status is SequenceStatus.PREEMPTED]
         kept = [sequence for sequence in running if sequence.status is SequenceStatus.RUNNING]
         passed_over = [sequence for sequence in waiting if sequence.status is not SequenceStatus.RUNNING]
-        assert not (admitted and preempted), "blocks freed by preemption went to a newcomer"
+        if len({sequence.client for sequence in self.unfinished}) <= 1:
+            assert not (admitted and preempted), "blocks freed by preemption went to a newcomer"
         for sequence in admitted:
-            assert all(sequence.service_order < other.service_order for other in passed_over)
+            assert all(sequence.priority <= other.priority for other in passed_over)
+            assert all(
+                sequence.service_order < other.service_order for other in passed_over if same_client(sequence, other)
+            )
         for sequence in preempted:
-            assert all(sequence.service_order > other.service_order for other in kept)
+            assert all(sequence.service_order > other.service_order for other in kept if same_client(sequence, other))
 
     def check(self) -> None:
         """The invariants that hold between any two calls."""

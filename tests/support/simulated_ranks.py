@@ -6,6 +6,7 @@ from collections import deque
 from itertools import groupby
 
 from jaxis.engine.scheduling.data_ranks import DataRanksOutput, DataRanksScheduler
+from jaxis.engine.scheduling.fair_shares import FairShares
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.sampling_params import SamplingParams
 from tests.support.simulated_engine import EOS_TOKEN_ID, SimulatedEngine
@@ -15,9 +16,10 @@ class SimulatedRanks:
     """Drives the schedulers of several ranks, up to `run_ahead` + 1 steps in flight."""
 
     def __init__(self, num_ranks: int, *, run_ahead: int = 1, **sizes: object) -> None:
-        self.engines = [SimulatedEngine(run_ahead=run_ahead, **sizes) for _ in range(num_ranks)]
+        shares = FairShares()
+        self.engines = [SimulatedEngine(run_ahead=run_ahead, shares=shares, **sizes) for _ in range(num_ranks)]
         self.store = self.engines[0].store  # which all of them share
-        self.scheduler = DataRanksScheduler(engine.scheduler for engine in self.engines)
+        self.scheduler = DataRanksScheduler((engine.scheduler for engine in self.engines), shares)
         self.run_ahead = run_ahead
         self.in_flight: deque[DataRanksOutput] = deque()
         self.unassigned: list[Sequence] = []
@@ -30,7 +32,14 @@ class SimulatedRanks:
         return self.unassigned + [sequence for engine in self.engines for sequence in engine.unfinished]
 
     def add(
-        self, prompt: list[int], *, n: int = 1, priority: int = 0, cache_salt: str | None = None, **sampling: object
+        self,
+        prompt: list[int],
+        *,
+        n: int = 1,
+        priority: int = 0,
+        client: str | None = None,
+        cache_salt: str | None = None,
+        **sampling: object,
     ) -> list[Sequence]:
         """Adds a request of `n` sequences."""
         params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **sampling})
@@ -44,6 +53,7 @@ class SimulatedRanks:
                 min(len(prompt) + params.max_tokens, max_model_len),
                 arrival=self.num_requests,
                 priority=priority,
+                client=client,
                 cache_salt=cache_salt,
             )
             for index in range(n)

@@ -116,6 +116,7 @@ class LLMEngine:
         *,
         prompt: str | None = None,
         priority: int = 0,
+        client: str | None = None,
         cache_salt: str | None = None,
         grammar: Grammar | None = None,
     ) -> Request:
@@ -127,6 +128,7 @@ class LLMEngine:
           params: How to sample and when to stop.
           prompt: The prompt's text, for the output.
           priority: The lower value is served first.
+          client: Whose request it is: clients share the tokens of steps equally (see `FairShares`).
           cache_salt: Only requests with the same salt share prefix-cache blocks.
           grammar: `params.structured_outputs`, compiled; None compiles it here, which may take seconds.
 
@@ -151,6 +153,7 @@ class LLMEngine:
             params,
             prompt=prompt,
             priority=priority,
+            client=client,
             cache_salt=cache_salt,
             grammar=grammar,
             reads_prediction=self.speculation.reads_predictions,

@@ -56,6 +56,7 @@ class RequestFactory:
         *,
         prompt: str | None,
         priority: int,
+        client: str | None,
         cache_salt: str | None,
         grammar: Grammar | None,
         reads_prediction: bool,
@@ -68,7 +69,8 @@ class RequestFactory:
         self._num_requests += 1
         prediction = self._prediction(params) if reads_prediction else []
         for index in range(params.n):
-            request.completions.append(self._completion(request, index, priority, cache_salt, grammar, prediction))
+            completion = self._completion(request, index, priority, client, cache_salt, grammar, prediction)
+            request.completions.append(completion)
         return request
 
     def checked_prompt(self, token_ids: AbstractSequence[int], *, spare: int = 1) -> list[int]:
@@ -99,6 +101,7 @@ class RequestFactory:
         request: Request,
         index: int,
         priority: int,
+        client: str | None,
         cache_salt: str | None,
         grammar: Grammar | None,
         prediction_token_ids: list[int],
@@ -113,6 +116,7 @@ class RequestFactory:
             min(self._max_model_len, len(prompt_token_ids) + max_tokens),
             arrival=self._num_requests,
             priority=priority,
+            client=client,
             cache_salt=cache_salt,
             prediction_token_ids=prediction_token_ids,
         )

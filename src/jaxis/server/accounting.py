@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter
 from jaxis.errors import RateLimitError
 from jaxis.outputs import RequestOutput
 from jaxis.server.http.api_keys import ApiKey, current_api_key
+from jaxis.server.http.request_log import current_address
 from jaxis.server.http.request_records import RequestRecord, current_record
 
 
@@ -146,6 +147,11 @@ class UsageAccounting:
         """The priority of a request of the current key: as asked for, or worse if the key demands it."""
         key = current_api_key.get()
         return asked if key is None or key.priority is None else max(asked, key.priority)
+
+    def client(self) -> str | None:
+        """Whose the current request is: the name of its key, without keys its address, None if that is not known."""
+        key = current_api_key.get()
+        return current_address.get() if key is None else f"key {key.name}"
 
     def start(self) -> PromptUsage | None:
         """Begins to count one prompt and its answer; None if there is neither a key nor a request log."""

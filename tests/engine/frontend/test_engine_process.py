@@ -304,7 +304,7 @@ def test_every_parameter_is_carried():
     for fields in settings:
         params = SamplingParams(**fields)
         prompt = TokenizedPrompt("text", [1, 2], "salt")
-        submission = Submission("r", prompt, params, -3, True)
+        submission = Submission("r", prompt, params, -3, "key ada", True)
         assert carried(wire.AddRequest.of(submission), wire.COMMANDS).submission(None) == submission
 
 

@@ -30,7 +30,14 @@ def make_scheduler(
 
 
 def add(
-    scheduler: Scheduler, name: str, prompt_length: int, *, arrival: int = 0, priority: int = 0, **sampling: object
+    scheduler: Scheduler,
+    name: str,
+    prompt_length: int,
+    *,
+    arrival: int = 0,
+    priority: int = 0,
+    client: str | None = None,
+    **sampling: object,
 ) -> Sequence:
     """Queues a sequence whose prompt no other shares."""
     params = SamplingParams(**{"max_tokens": 8, **sampling})
@@ -43,6 +50,7 @@ def add(
         prompt_length + params.max_tokens,
         arrival=arrival,
         priority=priority,
+        client=client,
     )
     scheduler.add_sequence(sequence)
     return sequence

@@ -164,6 +164,23 @@ def test_a_key_limits_the_priority_of_its_requests(serve, tmp_path, monkeypatch)
     assert seen == [5, 9, -3]
 
 
+def test_requests_are_those_of_their_key_or_address(serve, built_engine, tmp_path, monkeypatch):
+    texts = write_keys(tmp_path / "keys", ada={}, bob={})
+    scheduler, seen = built_engine.engine.scheduler, []
+    add_sequence = scheduler.add_sequence
+
+    def note_client(sequence):
+        seen.append(sequence.client)
+        add_sequence(sequence)
+
+    monkeypatch.setattr(scheduler, "add_sequence", note_client)
+    server = serve(api_key_file=tmp_path / "keys")
+    assert [ask(server, texts[name]).status_code for name in ("ada", "bob")] == [200, 200]
+    server.stop()
+    assert ask(serve(), "any").status_code == 200
+    assert seen == ["key ada", "key bob", "127.0.0.1"]
+
+
 @pytest.mark.parametrize(("priority", "admin"), [(None, False), (0, True)])
 def test_an_entry_is_what_is_read(priority, admin):
     _, key = new_api_key("alice", tokens_per_minute=9, priority=priority, admin=admin)

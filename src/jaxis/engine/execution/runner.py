@@ -34,6 +34,7 @@ from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.engine.kv_connector import KVConnector
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
+from jaxis.engine.scheduling.fair_shares import FairShares
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import SequenceId
@@ -310,6 +311,7 @@ class Runner:
         It replaces the one that was made before, whose counts of the prefix cache go on.
         """
         cache, limits = self.vllm_config.cache_config, self.vllm_config.scheduler_config
+        shares = FairShares()
         ranks = [
             Scheduler(
                 BlockManager(
@@ -319,6 +321,7 @@ class Runner:
                 max_num_batched_tokens=limits.max_num_batched_tokens,
                 max_model_len=self.max_model_len,
                 num_stages=self.num_stages,
+                shares=shares,
             )
             for connector in self.connector.block_connectors(self.num_ranks)
         ]
@@ -326,7 +329,7 @@ class Runner:
             rank.block_manager.prefix_cache_queries = before.block_manager.prefix_cache_queries
             rank.block_manager.prefix_cache_hits = before.block_manager.prefix_cache_hits
         self._ranks = ranks
-        return ranks[0] if len(ranks) == 1 else DataRanksScheduler(ranks)
+        return ranks[0] if len(ranks) == 1 else DataRanksScheduler(ranks, shares)
 
     def recover(self) -> None:
         """Makes the runner usable after a step that failed or was interrupted midway."""

@@ -111,6 +111,7 @@ class AsyncLLMEngine:
         request_id: str,
         *,
         priority: int = 0,
+        client: str | None = None,
         timeout_seconds: float | None = None,
         final_only: bool = False,
         grammar: Grammar | None = None,
@@ -122,6 +123,7 @@ class AsyncLLMEngine:
           params: How to sample and when to stop.
           request_id: Unique among unfinished requests.
           priority: The lower value is served first.
+          client: Whose request it is: clients share the tokens of steps equally.
           timeout_seconds: Time limit from now to the end of the answer.
           final_only: Yield once, at the end, which spares the event loop most of the work of streaming.
           grammar: `params.structured_outputs`, compiled by the engine's `grammar_compiler` on another thread.
@@ -147,7 +149,7 @@ class AsyncLLMEngine:
         timer = None
         if timeout_seconds is not None:
             timer = self._loop.call_later(timeout_seconds, self._expire, engine_id, timeout_seconds)
-        self._engine.add(Submission(engine_id, prompt, params, priority, final_only, grammar))
+        self._engine.add(Submission(engine_id, prompt, params, priority, client, final_only, grammar))
         prompt_token_ids = list(prompt.token_ids)
         finished = False
         try:

@@ -132,6 +132,7 @@ class Submission:
       prompt: The prompt.
       params: How to sample and when to stop.
       priority: The lower value is served first.
+      client: Whose request it is; see `LLMEngine.add_request`.
       final_only: Return everything in one output at the end.
       grammar: `params.structured_outputs`, compiled.
     """
@@ -140,6 +141,7 @@ class Submission:
     prompt: TokenizedPrompt
     params: SamplingParams
     priority: int = 0
+    client: str | None = None
     final_only: bool = False
     grammar: Grammar | None = None
 

@@ -190,6 +190,7 @@ class EngineThread:
                 new.prompt.token_ids,
                 new.params,
                 priority=new.priority,
+                client=new.client,
                 cache_salt=new.prompt.cache_salt,
                 grammar=new.grammar,
             )

@@ -54,6 +54,7 @@ class AddRequest(msgspec.Struct, tag="add"):
     prompt: TokenizedPrompt
     params: SamplingParams
     priority: int
+    client: str | None
     final_only: bool
     delay: GrammarDelay | None
 
@@ -63,11 +64,13 @@ class AddRequest(msgspec.Struct, tag="add"):
         delay = None
         if isinstance(new.grammar, DelayedGrammar):
             delay = GrammarDelay(new.grammar.reasoning, list(new.grammar.alternatives))
-        return cls(new.request_id, new.prompt, new.params, new.priority, new.final_only, delay)
+        return cls(new.request_id, new.prompt, new.params, new.priority, new.client, new.final_only, delay)
 
     def submission(self, grammar: Grammar | None) -> Submission:
         """Rebuilds the request, with its grammar as compiled here."""
-        return Submission(self.request_id, self.prompt, self.params, self.priority, self.final_only, grammar)
+        return Submission(
+            self.request_id, self.prompt, self.params, self.priority, self.client, self.final_only, grammar
+        )
 
 
 class AbortRequest(msgspec.Struct, tag="abort"):

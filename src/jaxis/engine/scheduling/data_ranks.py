@@ -12,6 +12,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.fair_shares import FairShares
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
@@ -75,6 +76,10 @@ IDLE = SchedulerOutput((), 0, ())
 class DataRanksScheduler:
     """The schedulers of all data ranks, with the methods of one scheduler.
 
+    Args:
+      ranks: Each rank's own.
+      shares: What each client was served by all of them.
+
     Attributes:
       ranks: Each rank's own.
       block_manager: The blocks of all ranks.
@@ -82,11 +87,11 @@ class DataRanksScheduler:
 
     takes_tokens_in_flight = True
 
-    def __init__(self, ranks: Iterable[Scheduler]) -> None:
+    def __init__(self, ranks: Iterable[Scheduler], shares: FairShares) -> None:
         self.ranks = tuple(ranks)
         self.block_manager = DataRanksBlocks([rank.block_manager for rank in self.ranks])
         self._unassigned: dict[SequenceId, Sequence] = {}
-        self._waiting = WaitingQueue()
+        self._waiting = WaitingQueue(shares)
 
     @property
     def has_unfinished(self) -> bool:
@@ -165,7 +170,7 @@ class DataRanksScheduler:
                 # A rank whose step is full may still be the best, if it knows a long prefix.
                 costs = {room.cost(sequence): room for room in reversed(rooms) if room.has_place}
                 chosen, request_id = costs[min(costs)], sequence.seq_id.request_id
-            self._waiting.pop()
+            self._waiting.pop(sequence)
             del self._unassigned[sequence.seq_id]
             chosen.take(sequence)
 

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import bisect
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as AbstractSequence
 from operator import attrgetter
 
 from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.fair_shares import FairShares
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.engine.scheduling.waiting_queue import WaitingQueue
@@ -31,12 +33,14 @@ from jaxis.errors import ConfigError, RequestError
 
 
 class Scheduler:
-    """Serves sequences by priority, then arrival.
+    """Serves sequences by priority, then by the turn of their client (see `FairShares`), then by arrival.
 
-    Running sequences come first: each decode gets its token, prefills share what is left of the token budget, and
-    waiting sequences are admitted, strictly in order, while there is budget, a place, and blocks for all their tokens
-    (see `BlockManager.admit`). If a decode needs a block and none is free, the running sequence that is served last is
-    preempted: it gives up its blocks, waits its turn, and recomputes (or finds its blocks in the prefix cache).
+    Each running decode gets its token. Prefills share what is left of the token budget, and waiting sequences are
+    admitted, strictly in order, while there is budget, a place, and blocks for all their tokens (see
+    `BlockManager.admit`); among equals, those that run already come first. If a decode needs a block and none is free,
+    the running sequence that arrived last is preempted: it gives up its blocks, waits its turn, and recomputes (or
+    finds its blocks in the prefix cache). So is one of a client that runs more sequences than its share, where another
+    client's sequence finds no place or no blocks.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         num_stages: int = 1,
+        shares: FairShares | None = None,
     ) -> None:
         """Raises ConfigError if the sizes do not go together.
 
@@ -58,6 +63,7 @@ class Scheduler:
           num_stages: Steps that are to be in flight at once. If more than one, steps in flight have different
             sequences, and each step takes its share of the decodes. No sequence is scheduled while it has a token in
             flight.
+          shares: What each client was served, where several schedulers count it together.
         """
         if max_num_seqs < 1 or max_model_len < 1:
             raise ConfigError(f"max_num_seqs={max_num_seqs} and max_model_len={max_model_len} must be at least 1")
@@ -72,7 +78,8 @@ class Scheduler:
         self.max_model_len = max_model_len
         self._num_stages = num_stages
         self._unfinished: dict[SequenceId, Sequence] = {}
-        self._waiting = WaitingQueue()
+        self._shares = shares or FairShares()
+        self._waiting = WaitingQueue(self._shares)
         # In service order. Victims are taken from the end while decodes are scheduled from the front, and prefills
         # preempt no sequence; so a sequence scheduled in this step is never preempted in it.
         self._running: list[Sequence] = []
@@ -182,22 +189,32 @@ class Scheduler:
         decodes: list[ScheduledSequence] = []
         replays: list[ScheduledSequence] = []
         prefills: list[ScheduledSequence] = []
+        self._make_way()
         num_preempted_before = len(self._preempted_ids)
         prefilling = self._schedule_decodes(decodes)
-        budget = self.max_num_batched_tokens - len(decodes)
-        all_have_blocks = True
-        for sequence in prefilling:
-            if budget == 0:
-                break
-            # Where layers keep a window, a prefill gets blocks chunk by chunk. It may have to wait for decodes to end.
-            if self.block_manager.allocate(sequence, _chunk_end(sequence, budget)):
-                is_replay = sequence.num_computed_tokens >= sequence.num_prompt_tokens
-                budget -= self._schedule_tokens(sequence, budget, replays if is_replay else prefills)
-            else:
-                all_have_blocks = False
         # A step that preempts is short of blocks: the blocks that it freed are for the running sequences.
-        if all_have_blocks and len(self._preempted_ids) == num_preempted_before:
-            self._admit_waiting(budget, decodes, prefills)
+        may_admit = len(self._preempted_ids) == num_preempted_before
+        lacks_blocks = False
+        budget = self.max_num_batched_tokens - len(decodes)
+        while budget > 0:
+            sequence = min(prefilling, key=self._waiting.order, default=None)
+            admitted = self._admit_before(sequence, budget) if may_admit else None
+            if admitted is not None:
+                budget -= self._schedule_tokens(admitted, budget, decodes if _is_decode(admitted) else prefills)
+            elif sequence is None:
+                break
+            else:
+                prefilling.remove(sequence)
+                # Where layers keep a window, a prefill gets blocks chunk by chunk. It may have to wait for others.
+                if self.block_manager.allocate(sequence, _chunk_end(sequence, budget)):
+                    is_replay = sequence.num_computed_tokens >= sequence.num_prompt_tokens
+                    budget -= self._schedule_tokens(sequence, budget, replays if is_replay else prefills)
+                else:
+                    may_admit, lacks_blocks = False, True
+        if lacks_blocks and not decodes and not replays and not prefills and not self._has_inflight_tokens():
+            # Prefills of several clients hold the blocks that each of them needs to go on.
+            self._preempt(self._running.pop())
+            return self.schedule(drafts)
         if not decodes and not replays and not prefills:
             return None
         drafted = self._add_drafts(decodes, replays, drafts) if drafts and not prefills else []
@@ -323,27 +340,54 @@ class Scheduler:
                 return False
         return True
 
-    def _admit_waiting(self, budget: int, decodes: list[ScheduledSequence], prefills: list[ScheduledSequence]) -> None:
-        while budget > 0 and len(self._running) < self.max_num_seqs:
-            sequence = self._waiting.head()
-            # A preempted sequence with a token in flight cannot be computed anew before the host knows that token.
-            if sequence is None or sequence.num_inflight_tokens > 0:
+    def _make_way(self) -> None:
+        """Preempts a sequence of a client that runs too many, where another client's next sequence finds no room."""
+        waiting = self._waiting.head()
+        if waiting is None or waiting.num_inflight_tokens > 0:
+            return
+        if len(self._running) < self.max_num_seqs and self.block_manager.has_room_for(waiting.num_tokens):
+            return
+        num_running = Counter(sequence.client for sequence in self._running)
+        most = num_running[waiting.client] + 1  # as many as the waiting client will run
+        for index in reversed(range(len(self._running))):
+            sequence = self._running[index]
+            if num_running[sequence.client] > most and sequence.priority >= waiting.priority:
+                self._preempt(self._running.pop(index))
                 return
-            blocks = self.block_manager
-            prefix = blocks.get_cached_prefix(sequence)
-            num_tokens = min(sequence.num_tokens, prefix.num_blocks * blocks.block_size + budget)
-            if not blocks.admit(sequence, prefix, num_tokens, self.max_num_batched_tokens):
-                return
-            self._waiting.pop()
-            bisect.insort(self._running, sequence, key=attrgetter("service_order"))
-            sequence.status = SequenceStatus.RUNNING
-            budget -= self._schedule_tokens(sequence, budget, decodes if _is_decode(sequence) else prefills)
+
+    def _admit_before(self, running: Sequence | None, budget: int) -> Sequence | None:
+        """Admits the next waiting sequence, if it is to be served before a running one (None: there is none).
+
+        Returns:
+          The sequence; None if it is not its turn, or if it lacks a place or blocks.
+        """
+        if len(self._running) >= self.max_num_seqs:
+            return None
+        sequence = self._waiting.head()
+        # A preempted sequence with a token in flight cannot be computed anew before the host knows that token.
+        if sequence is None or sequence.num_inflight_tokens > 0:
+            return None
+        if running is not None and self._waiting.order(running)[:2] <= self._waiting.order(sequence)[:2]:
+            return None
+        blocks = self.block_manager
+        prefix = blocks.get_cached_prefix(sequence)
+        num_tokens = min(sequence.num_tokens, prefix.num_blocks * blocks.block_size + budget)
+        if not blocks.admit(sequence, prefix, num_tokens, self.max_num_batched_tokens):
+            return None
+        self._waiting.pop(sequence)
+        bisect.insort(self._running, sequence, key=attrgetter("service_order"))
+        sequence.status = SequenceStatus.RUNNING
+        return sequence
+
+    def _has_inflight_tokens(self) -> bool:
+        return any(sequence.num_inflight_tokens for sequence in self._unfinished.values())
 
     def _schedule_tokens(self, sequence: Sequence, budget: int, scheduled: list[ScheduledSequence]) -> int:
         """Schedules as many of the sequence's tokens as the budget allows; returns how many."""
         start, stop = sequence.num_computed_tokens, _chunk_end(sequence, budget)
         samples = stop == sequence.num_tokens_with_inflight
         state = self.block_manager.state_step(sequence, start, stop)
+        self._shares.serve(sequence.client, stop - start)
         if sequence.first_scheduled_time is None:
             sequence.first_scheduled_time = time.monotonic()
         scheduled.append(ScheduledSequence(sequence, start, stop - start, samples, state))

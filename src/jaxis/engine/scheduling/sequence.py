@@ -115,6 +115,7 @@ class Sequence:
       max_total_tokens: Most tokens, prompt and output together.
       arrival: Rises with every request; orders sequences of equal priority.
       priority: The lower value is served first.
+      client: Whose it is; clients share the tokens of steps equally. None is a client like any other.
       cache_salt: Only sequences with the same salt share prefix-cache blocks.
       prediction_token_ids: What the output is expected to contain; only guesses at its next tokens look there.
       output_token_ids: Sampled tokens whose value the host knows.
@@ -144,6 +145,7 @@ class Sequence:
     _: KW_ONLY
     arrival: int
     priority: int = 0
+    client: str | None = None
     cache_salt: str | None = None
     prediction_token_ids: list[int] = field(default_factory=list)
     output_token_ids: list[int] = field(default_factory=list)
@@ -188,7 +190,7 @@ class Sequence:
 
     @property
     def service_order(self) -> tuple[int, int]:
-        """Sorts sequences: the smallest is admitted first and preempted last."""
+        """Sorts the sequences of a client: the smallest is admitted first and preempted last."""
         return self.priority, self.arrival
 
     def token_id(self, position: int) -> int:

@@ -4,31 +4,51 @@ from __future__ import annotations
 
 import heapq
 
+from jaxis.engine.scheduling.fair_shares import FairShares
 from jaxis.engine.scheduling.sequence import Sequence
 
 
 class WaitingQueue:
-    """A priority queue by `Sequence.service_order`.
+    """Orders sequences by priority, then by the turn of their client, then by arrival.
 
     Finished sequences are dropped when they come to the head: aborting one, or a hundred thousand, needs no search.
+
+    Args:
+      shares: Whose turn it is.
     """
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], int, Sequence]] = []
+    def __init__(self, shares: FairShares) -> None:
+        self._shares = shares
+        # One heap a client. The turns of clients change with every step, the order within a client never.
+        self._heaps: dict[str | None, list[tuple[tuple[int, int], int, Sequence]]] = {}
         self._num_pushes = 0
 
     def push(self, sequence: Sequence) -> None:
         """Queues a sequence."""
         # The count breaks ties, since sequences do not compare.
         self._num_pushes += 1
-        heapq.heappush(self._heap, (sequence.service_order, self._num_pushes, sequence))
+        heap = self._heaps.setdefault(sequence.client, [])
+        heapq.heappush(heap, (sequence.service_order, self._num_pushes, sequence))
 
     def head(self) -> Sequence | None:
         """The next unfinished sequence, left in the queue; None if there is none."""
-        while self._heap and self._heap[0][2].status.finished:
-            heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
+        heads = [sequence for client in list(self._heaps) if (sequence := self._head_of(client)) is not None]
+        return min(heads, key=self.order, default=None)
 
-    def pop(self) -> Sequence:
+    def pop(self, sequence: Sequence) -> None:
         """Takes out the sequence that `head` just returned."""
-        return heapq.heappop(self._heap)[2]
+        heapq.heappop(self._heaps[sequence.client])
+
+    def order(self, sequence: Sequence) -> tuple[int, int, int]:
+        """Sorts sequences, running ones as well: the smallest is served first."""
+        priority, arrival = sequence.service_order
+        return priority, self._shares.turn(sequence.client), arrival
+
+    def _head_of(self, client: str | None) -> Sequence | None:
+        heap = self._heaps[client]
+        while heap and heap[0][2].status.finished:
+            heapq.heappop(heap)
+        if not heap:
+            del self._heaps[client]
+            return None
+        return heap[0][2]

@@ -138,6 +138,7 @@ async def _generate_one(
             job.params,
             request_id,
             priority=context.accounting.priority(job.priority),
+            client=context.accounting.client(),
             timeout_seconds=timeout,
             final_only=not job.stream,
             grammar=grammar,

@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Set
+from contextvars import ContextVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +18,10 @@ from jaxis.server.http.errors import error_dialect
 QUIET_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MAX_PATH_CHARACTERS = 500
+
+current_address: ContextVar[str | None] = ContextVar("current_address", default=None)
+"""The network address that the current request comes from; None if it is not known."""
+
 _logger = logging.getLogger("jaxis.server.access")
 
 
@@ -46,6 +51,8 @@ class RequestLogMiddleware:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
         current_request_id.set(request_id)
+        address = scope.get("client")  # None where the server listens on a Unix socket
+        current_address.set(None if address is None else address[0])
         start = time.monotonic()
         status = 500
 
