@@ -33,23 +33,39 @@ int64_t quantized_columns_at_once(const Rows& rows) {
 // longer than to extend them in registers.
 bool extends_to_words(int64_t first, int64_t last) { return kHasBytePairs && last - first > 1; }
 
-// Upcasts a panel to float32 [k][32]; of int8 without the scales.
-void dequantize_panel(const WeightFormat& f, const uint8_t* panel, float* out) {
+// Weights that come after those that several blocks of rows are multiplied with, asked for from memory meanwhile: while
+// the blocks go through columns that are in the first cache, memory would be idle. Only prefetch instructions use the
+// address, which may be past the weights' end.
+struct WeightsAhead {
+  const uint8_t* begin;
+  int64_t bytes, num_blocks;
+
+  // A block's share.
+  void fetch(int64_t block) const {
+    if (num_blocks <= 1) return;
+    const int64_t end = bytes * (block + 1) / num_blocks;
+    for (int64_t i = bytes * block / num_blocks; i < end; i += 64) __builtin_prefetch(begin + i);
+  }
+};
+
+// Upcasts columns [begin, begin + columns) of a panel to float32 [columns][32]; of int8 without the scales. `begin` is
+// even.
+void dequantize_columns(const WeightFormat& f, const uint8_t* panel, int64_t begin, int64_t columns, float* out) {
   if (f.type == WeightType::kBf16) {
-    const bf16_t* w = reinterpret_cast<const bf16_t*>(panel);
-    for (int64_t i = 0; i < f.k; i += 2, w += 2 * kPanelRows, out += 2 * kPanelRows) {
+    const bf16_t* w = reinterpret_cast<const bf16_t*>(panel) + begin * kPanelRows;
+    for (int64_t i = 0; i < columns; i += 2, w += 2 * kPanelRows, out += 2 * kPanelRows) {
       for (int h = 0; h < 2; ++h) {
         F32x16 even, odd;
         load_bf16_pairs(w + 2 * h * kLanes, &even, &odd);
         store(out + h * kLanes, even);
-        if (i + 1 < f.k) store(out + kPanelRows + h * kLanes, odd);
+        if (i + 1 < columns) store(out + kPanelRows + h * kLanes, odd);
       }
     }
     return;
   }
   const Int8Panel p = int8_panel(f, panel);
   const CodeZero zero_point = code_zero(broadcast(128.0f));
-  for (int64_t column = 0; column < f.k; ++column, out += kPanelRows) {
+  for (int64_t column = begin; column < begin + columns; ++column, out += kPanelRows) {
     for (int h = 0; h < 2; ++h) {
       const Bytes64 four = load_bytes(p.values + column / 4 * 128 + h * 64);
       store(out + h * kLanes, code_column(four, static_cast<int>(column % 4), zero_point));
@@ -91,10 +107,11 @@ void sum_int8_groups(const Int8Panel& w, int64_t begin, int64_t count, float* ou
   }
 }
 
-// Blocks [first, last) of rows times columns w, which begin at group `begin` of the activations -> tile.
+// Blocks [first, last) of rows times columns w, which begin at group `begin` of the activations -> tile. The weights
+// after these are asked for meanwhile.
 template <int kSteps, Product kProduct>
-void multiply_integers(const Rows& rows, const IntegerColumns& w, int64_t begin, int64_t first, int64_t last,
-                       float* tile) {
+void multiply_integers(const Rows& rows, const IntegerColumns& w, const WeightsAhead& ahead, int64_t begin,
+                       int64_t first, int64_t last, float* tile) {
   const int64_t part = begin * (kGroupSteps / kSteps);
   for (int64_t block = first; block < last; ++block, tile += rows.block_rows * kPanelRows) {
     const int num = rows.rows_of(block);
@@ -104,6 +121,7 @@ void multiply_integers(const Rows& rows, const IntegerColumns& w, int64_t begin,
     x.midpoints += begin * num;
     x.offsets += part * num;
     x.sums += part * num;
+    ahead.fetch(block - first);
     if (rows.tiled) {
       configure_tiles(static_cast<int>(rows.block_rows));
       multiply_by_tiles(x, num, w, tile, begin == 0);
@@ -131,15 +149,16 @@ void multiply_int8_panel(const Rows& rows, const WeightFormat& f, const uint8_t*
     w.bytes = whole.values + begin * w.span_stride;
     w.scaled_sums = sums;
     sum_int8_groups(whole, begin, w.spans, sums, extends ? words : nullptr);
+    const WeightsAhead ahead = {w.bytes + w.spans * w.span_stride, w.spans * w.span_stride, last - first};
     if constexpr (kHasBytePairs) {
       if (extends) {
         w.bytes = words;
         w.span_stride = kGroupSteps * step_bytes(Product::kWords);
-        multiply_integers<kGroupSteps, Product::kWords>(rows, w, begin, first, last, tile);
+        multiply_integers<kGroupSteps, Product::kWords>(rows, w, ahead, begin, first, last, tile);
         continue;
       }
     }
-    multiply_integers<kGroupSteps, Product::kBytes>(rows, w, begin, first, last, tile);
+    multiply_integers<kGroupSteps, Product::kBytes>(rows, w, ahead, begin, first, last, tile);
   }
   scale_tile(whole, min_of(last * rows.block_rows, rows.rows) - first * rows.block_rows, tile);
 }
@@ -312,10 +331,11 @@ void multiply_codes_panel_int8(const Rows& rows, const uint8_t* panel, int64_t f
       const auto multiply = [&](auto product_of_groups, auto product_of_halves) {
         const IntegerColumns w =
             unpack_integer_columns<kind(), layout(), product_of_groups()>(r, panel, begin, count, memory);
+        const WeightsAhead ahead = {r.span(panel, begin + count), count * l.span_bytes, last - first};
         if (l.groups_per_span == 2) {
-          multiply_integers<kGroupSteps / 2, product_of_halves()>(rows, w, begin * groups, first, last, tile);
+          multiply_integers<kGroupSteps / 2, product_of_halves()>(rows, w, ahead, begin * groups, first, last, tile);
         } else {
-          multiply_integers<kGroupSteps, product_of_groups()>(rows, w, begin * groups, first, last, tile);
+          multiply_integers<kGroupSteps, product_of_groups()>(rows, w, ahead, begin * groups, first, last, tile);
         }
       };
       if constexpr (kHasBytePairs && !is_multiplied_in_pairs(kind())) {
@@ -348,11 +368,13 @@ void multiply_codes_panel(const Rows& rows, const uint8_t* panel, int64_t first,
     const int64_t count = min_of(spans_at_once, r.layout.num_spans - begin);
     const FloatColumns w = unpack_float_columns(r, panel, begin, count, memory);
     const int64_t column = begin * r.layout.span, part = begin * r.layout.groups_per_span;
+    const WeightsAhead ahead = {r.span(panel, begin + count), count * r.layout.span_bytes, last - first};
     float* c = tile;
     for (int64_t block = first; block < last; ++block, c += rows.block_rows * kPanelRows) {
       const int num = rows.rows_of(block);
       const float* sums = r.has_minima() ? rows.sums_of_block(block) + part * num : nullptr;
       const float* x = rows.plain_block(block) + column * num;
+      ahead.fetch(block - first);
       with_count<kMaxRows>(num, [&](auto n) { micro_codes_f32<n()>(x, sums, w, c, begin == 0); });
     }
   }
@@ -404,26 +426,26 @@ void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* pane
     return;
   }
   // What many blocks use is upcast once; a few read the low-precision weights themselves.
-  const bool reads_stored = f.type == WeightType::kBf16 && last - first <= 2;
-  const float* as_float32 = reinterpret_cast<const float*>(panel);
-  if (f.type != WeightType::kF32 && !reads_stored) {
-    float* memory = static_cast<float*>(scratch(Scratch::kPanel, f.k * kPanelRows * 4));
-    dequantize_panel(f, panel, memory);
-    as_float32 = memory;
-  }
-  const int64_t columns_at_once = last - first > 1 ? kColumnsAtOnce : f.k;
+  const bool upcasts = is_int8 || (f.type == WeightType::kBf16 && last - first > 2);
+  const int64_t columns_at_once = upcasts || last - first > 1 ? kColumnsAtOnce : f.k;
+  const int64_t column_bytes = panel_bytes(f) / f.k;
+  alignas(64) float upcast[kColumnsAtOnce * kPanelRows];
   for (int64_t begin = 0; begin < f.k; begin += columns_at_once) {
     const int64_t columns = min_of(columns_at_once, f.k - begin);
+    const uint8_t* stored = panel + begin * column_bytes;
+    const WeightsAhead ahead = {stored + columns * column_bytes, columns_at_once * column_bytes, last - first};
+    if (upcasts) dequantize_columns(f, panel, begin, columns, upcast);
+    const float* as_float32 = upcasts ? upcast : reinterpret_cast<const float*>(stored);
     float* c = tile;
     for (int64_t block = first; block < last; ++block, c += rows.block_rows * kPanelRows) {
       const int num = rows.rows_of(block);
       const float* x = rows.plain_block(block) + begin * num;
-      if (reads_stored) {
-        const bf16_t* w = reinterpret_cast<const bf16_t*>(panel) + begin * kPanelRows;
+      ahead.fetch(block - first);
+      if (f.type == WeightType::kBf16 && !upcasts) {
+        const bf16_t* w = reinterpret_cast<const bf16_t*>(stored);
         with_count<kMaxRows>(num, [&](auto n) { micro_bf16<n()>(x, w, columns, c, begin == 0); });
       } else {
-        const float* w = as_float32 + begin * kPanelRows;
-        with_count<kMaxRows>(num, [&](auto n) { micro_f32<n()>(x, w, columns, c, begin == 0); });
+        with_count<kMaxRows>(num, [&](auto n) { micro_f32<n()>(x, as_float32, columns, c, begin == 0); });
       }
     }
   }
