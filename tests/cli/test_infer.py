@@ -55,7 +55,7 @@ def test_mistakes_are_one_line(tmp_path):
         (("--generation.temprature", "1"), "generation.temprature"),
         (("--input_path", tmp_path / "none.jsonl"), "cannot be read"),
         (("--input_path", tmp_path / "twice.jsonl"), "lines 1 and 2 have the same conversation_id 'a'"),
-        (("--model.adapter_model", "x"), "model.adapter_model"),
+        (("--model.adapter_trainable", "true"), "model.adapter_trainable"),
     ):
         result = invoke("infer", *arguments)
         assert result.exit_code == 1

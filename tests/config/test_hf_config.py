@@ -255,7 +255,10 @@ def test_broken_generation_defaults_are_named(tmp_path, values):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("adapter_config.json", r"it is an adapter \(LoRA\), not a model: merge it .* with PEFT \(merge_and_unload\)"),
+        (
+            "adapter_config.json",
+            r"it is an adapter \(LoRA\), not a model: give its base model, and this folder as the adapter",
+        ),
         (
             "params.json",
             "it is a checkpoint in Mistral's or Meta's own format: give the folder of a checkpoint in Hugg",

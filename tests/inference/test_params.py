@@ -79,7 +79,7 @@ def test_generation_fields_that_cannot_be_honoured_are_named(values, named):
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"adapter_model": "x"}, "model.adapter_model"),
+        ({"adapter_model": 7}, "model.adapter_model"),
         ({"adapter_trainable": True}, "model.adapter_trainable"),
         ({"tool_call_parser": "telepathy"}, "model.tool_call_parser"),
         ({"chat_template_kwargs": ["x"]}, "model.chat_template_kwargs"),

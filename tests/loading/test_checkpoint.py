@@ -104,7 +104,7 @@ def test_missing_folder(tmp_path):
         ("weights.mlmodel", r"weights.mlmodel is not read: it is a graph for Core ML: use the original checkpoint"),
         ("flax_model.msgpack", r"flax_model.msgpack is not read: it is weights in Flax's format: convert it with"),
         ("weights.npz", r"weights.npz is not read: .* early versions of MLX"),
-        ("adapter_model.safetensors", r"adapter_model.safetensors is not read: it is an adapter .*merge_and_unload"),
+        ("adapter_model.safetensors", r"adapter_model.safetensors is not read: it is an adapter .*give its base model"),
         ("config.json", "no .*safetensors files: download"),
     ],
 )

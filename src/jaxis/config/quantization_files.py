@@ -18,8 +18,7 @@ from jaxis.host.json_object import read_json_object
 
 
 ADAPTER_HINT = (
-    "an adapter (LoRA), not a model: merge it into its base model with PEFT (merge_and_unload), save that, and give "
-    "the new folder"
+    "an adapter (LoRA), not a model: give its base model, and this folder as the adapter (--adapter FOLDER --merge)"
 )
 _HUGGING_FACE = "give the folder of a checkpoint in Hugging Face format"
 # A file's name -> what the folder is, and what to do.

@@ -5,8 +5,9 @@ A model class sees it as `vllm_config`; a class written by those guides therefor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -82,6 +83,34 @@ class ParallelConfig:
     decode_context_parallel_size: int = 1
 
 
+class TensorChanger(Protocol):
+    """What changes the tensors of one checkpoint; see `TensorChanges`."""
+
+    def changed(self, name: str, tensor: np.ndarray) -> np.ndarray:
+        """What the model gets in place of a tensor.
+
+        Raises:
+          ConfigError, CheckpointError: The tensor cannot be changed as asked for.
+        """
+        ...
+
+    def check_all_used(self) -> None:
+        """Called once the whole checkpoint was read. Raises ConfigError if a change was for no tensor of it."""
+        ...
+
+
+class TensorChanges(Protocol):
+    """Changes a checkpoint's tensors as they are read, before they are cast, quantized or packed."""
+
+    def begin(self, name_here: Callable[[str], str]) -> TensorChanger:
+        """Called before a checkpoint is read.
+
+        Args:
+          name_here: From a name in checkpoints to the model's own, for modules and tensors.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class LoadConfig:
     """Where the weights come from.
@@ -89,10 +118,12 @@ class LoadConfig:
     Attributes:
       load_format: "auto" reads safetensors; "dummy" makes random weights.
       prediction_layer: Whether the layer that predicts the token after the next one is loaded, too, to draft tokens.
+      tensor_changes: What becomes of the checkpoint's tensors before a model gets them; None: nothing.
     """
 
     load_format: str = "auto"
     prediction_layer: bool = False
+    tensor_changes: TensorChanges | None = None
 
 
 @dataclass(frozen=True)

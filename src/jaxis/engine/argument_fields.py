@@ -183,6 +183,11 @@ class EngineArgFields:
             "model's weights in full precision.",
         ),
     )
+    adapter: str | os.PathLike[str] | None = field(
+        default=None,
+        metadata=_info(metavar="FOLDER", help="An adapter (LoRA) in PEFT's format; add --merge."),
+    )
+    merge: bool = field(default=False, metadata=_info(help="Merge the adapter into the weights as they are loaded."))
     speculative_config: Mapping[str, Any] | None = field(
         default=None,
         metadata=_info(

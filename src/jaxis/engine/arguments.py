@@ -74,6 +74,8 @@ class EngineArgs(EngineArgFields):
       quantization: Low-precision weights, made while loading: "int8", "int4", a list of rules, or the path of a YAML or
         JSON file with rules. Or, for a quantized checkpoint, "int8_activations": int8 products with its weights; or
         "dequantize": its weights in `dtype`. See docs/quantization.md.
+      adapter: Folder of an adapter (LoRA) in PEFT's format; needs `merge`. See docs/adapters.md.
+      merge: Merge it into the weights as they are loaded: float32 sums, rounded to the checkpoint's type.
       speculative_config: Guess next tokens and compute several at a time, which changes no answer: {"method": "ngram"}
         copies what the text had before, {"method": "suffix"} also what finished outputs had; "mtp", "eagle3"
         and "draft_model" draft with layers. None: "ngram" on one CPU device with native kernels, if the model
@@ -114,6 +116,7 @@ class EngineArgs(EngineArgFields):
         self._check_devices()
         self._check_kv_offloading()
         self._check_speculation()
+        self._check_adapter()
         check_combinations(self._features())
         _ = self.kv_cache_memory_bytes, self.requested_quantization
 
@@ -150,6 +153,14 @@ class EngineArgs(EngineArgFields):
                 f"speculative_config: draft_tensor_parallel_size={size!r} must be the model's, "
                 f"{self.tensor_parallel_size}, whose devices also draft: leave it out"
             )
+
+    def _check_adapter(self) -> None:
+        if self.merge and self.adapter is None:
+            raise ConfigError("merge needs adapter: the folder of what is merged")
+        if self.adapter is not None and not self.merge:
+            raise ConfigError(f"adapter={str(self.adapter)!r} needs merge: adapters are merged into the weights")
+        if self.adapter is not None and self.load_format == "dummy":
+            raise ConfigError("adapter needs the weights that it was trained on: leave out load_format='dummy'")
 
     def _features(self) -> dict[EngineFeature, str]:
         """The features that these arguments ask for, each with the argument that does."""

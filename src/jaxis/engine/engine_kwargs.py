@@ -51,6 +51,8 @@ class EngineKwargs(TypedDict, total=False):
     cache_dir: str | os.PathLike[str] | None
     hf_overrides: Mapping[str, Any] | None
     quantization: Quantization | None
+    adapter: str | os.PathLike[str] | None
+    merge: bool
     speculative_config: Mapping[str, Any] | None
     chat_template: str | os.PathLike[str] | None
     fit_memory: bool

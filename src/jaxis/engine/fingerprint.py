@@ -121,11 +121,16 @@ def _values(arguments: EngineArgs, names: set[str]) -> dict[str, Any]:
     if arguments.load_format != "dummy":
         left_out.add("seed")
     values = {field.name: getattr(arguments, field.name) for field in fields(arguments) if field.name in names}
-    return {
-        name: Path(value).read_text("utf-8") if isinstance(value, str) and os.path.isfile(value) else value
-        for name, value in values.items()
-        if name not in left_out
-    }
+    return {name: _content(value) for name, value in values.items() if name not in left_out}
+
+
+def _content(value: Any) -> Any:
+    """What a file or a folder holds; other values as they are."""
+    if not isinstance(value, str | os.PathLike):
+        return value
+    if os.path.isfile(value):
+        return Path(value).read_text("utf-8")
+    return checkpoint_digest(Path(value)) if os.path.isdir(value) else value
 
 
 def _uses_native_kernels(arguments: EngineArgs) -> bool:

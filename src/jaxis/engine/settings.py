@@ -12,10 +12,12 @@ from jaxis.config.checkpoint_values import DEFAULT_CONTEXT_LENGTH, checkpoint_dt
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.config.rope_config import rope_config
+from jaxis.config.vllm_config import TensorChanges
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from jaxis.kernels import native
 from jaxis.loading.open_checkpoint import TensorListing
+from jaxis.lora.merge import MergedAdapter
 from jaxis.quantization.arguments import requested_config
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.rules import RuleQuantizationConfig
@@ -65,10 +67,15 @@ def make_vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform
             enable_expert_parallel=args.enable_expert_parallel,
             decode_context_parallel_size=args.decode_context_parallel_size,
         ),
-        load_config=LoadConfig(args.load_format, prediction_layer=predicts),
+        load_config=LoadConfig(args.load_format, prediction_layer=predicts, tensor_changes=_tensor_changes(args)),
         quant_config=make_quant_config(args, path, hf_config, quantization),
         speculative_config=speculative,
     )
+
+
+def _tensor_changes(args: EngineArgs) -> TensorChanges | None:
+    """What is merged into the checkpoint's weights."""
+    return None if args.adapter is None else MergedAdapter(args.adapter)
 
 
 def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> DTypeLike | None:

@@ -19,7 +19,7 @@ _DTYPES = {
 }
 _QUANTIZATION = {"load_in_8bit": "int8", "load_in_4bit": "int4"}
 # ModelParams has its own fields for these.
-_NOT_IN_MODEL_KWARGS = {"model", "dtype", "max_model_len", "load_format", "revision"}
+_NOT_IN_MODEL_KWARGS = {"model", "dtype", "max_model_len", "load_format", "revision", "adapter", "merge"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,8 @@ class ModelParams(ParameterGroup):
       model_kwargs: Further arguments of `jaxis.LLM`, such as quantization, kv_cache_dtype, tensor_parallel_size,
         max_num_seqs; also load_in_8bit and load_in_4bit.
       trust_remote_code: No code of a checkpoint is ever run; jaxis has the families itself.
-      adapter_model, adapter_trainable: Refused: there are no adapters yet.
+      adapter_model: Folder of an adapter in PEFT's format, which is merged into the weights as they are loaded.
+      adapter_trainable: Refused: nothing is trained.
       tokenizer_name: Only `model_name` again: the tokenizer is the checkpoint's.
       tokenizer_kwargs, processor_kwargs: Refused unless empty.
       tokenizer_pad_token, attn_implementation, compile, device_map, enable_liger_kernel, freeze_layers, text_only:
@@ -77,7 +78,7 @@ class ModelParams(ParameterGroup):
         return "model"
 
     def __post_init__(self) -> None:
-        for name in ("model_name", "model_revision", "chat_template", "tool_call_parser"):
+        for name in ("model_name", "model_revision", "chat_template", "tool_call_parser", "adapter_model"):
             self.check(name, str, "a string", optional=True)
         self.check("load_pretrained_weights", bool, "true or false")
         self.check("torch_dtype_str", str, "a string such as bfloat16")
@@ -87,8 +88,6 @@ class ModelParams(ParameterGroup):
                 get_tool_parser(self.tool_call_parser)
             except ConfigError as error:
                 raise ConfigError(f"model.{error}") from None
-        if self.adapter_model is not None:
-            self.refuse("adapter_model", "jaxis has no adapters yet; merge it into the model's weights first")
         if self.adapter_trainable:
             self.refuse("adapter_trainable", "nothing is trained; leave it out")
         self.check("chat_template_kwargs", Mapping, "a mapping of variables of the chat template", optional=True)
@@ -131,6 +130,8 @@ def to_llm_arguments(params: ModelParams) -> dict[str, Any]:
         arguments["max_model_len"] = params.model_max_length
     if not params.load_pretrained_weights:
         arguments["load_format"] = "dummy"
+    if params.adapter_model is not None:
+        arguments |= {"adapter": params.adapter_model, "merge": True}
     known = sorted({argument.name for argument in fields(EngineArgs)} - _NOT_IN_MODEL_KWARGS)
     for name, value in params.model_kwargs.items():
         if name in _QUANTIZATION:

@@ -16,6 +16,7 @@ from flax import nnx
 
 from jaxis.config import VllmConfig
 from jaxis.config.quantization import HasQuantMethod, QuantizationConfig, name_of_tensor
+from jaxis.config.vllm_config import TensorChanger
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.experts import JaxExperts
@@ -205,8 +206,11 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
     load_weights = loader_of(model).load_weights
     # In the older model development guide, load_weights(rng) finds the files itself.
     offered: dict[str, Any] = {"rng": jax.random.key(vllm_config.model_config.seed)}
+    changes, changer = vllm_config.load_config.tensor_changes, None
+    if changes is not None:
+        changer = changes.begin(checkpoint_names_of(model).name_here)
     with open_checkpoint(folder) as checkpoint:
-        weights = _tensors(checkpoint, vllm_config.quant_config, on_progress)
+        weights = _tensors(checkpoint, vllm_config.quant_config, on_progress, changer)
         offered["weights"] = weights
         arguments = _arguments_named_by(load_weights, offered)
         try:
@@ -215,6 +219,8 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
                 raise CheckpointError(f"tensor {unread[0]!r} was not read by {type(model).__name__}.load_weights")
         except CheckpointError as error:
             raise CheckpointError(f"{folder}: {error}") from None
+    if changer is not None:
+        changer.check_all_used()
     missing = unfilled_parameters(model)
     if missing:
         shown = ", ".join(missing[:MAX_NAMES_SHOWN]) + (", ..." if len(missing) > MAX_NAMES_SHOWN else "")
@@ -230,11 +236,12 @@ def _tensors(
     checkpoint: OpenCheckpoint,
     quant_config: QuantizationConfig | None,
     on_progress: Callable[[int, int], None] | None,
+    changer: TensorChanger | None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     bytes_read = 0
     for name_in_file, tensor in checkpoint.iterate():
         if (name := name_of_tensor(quant_config, name_in_file)) is not None:
-            yield name, tensor
+            yield name, tensor if changer is None else changer.changed(name, tensor)
         bytes_read += tensor.nbytes
         if on_progress is not None:
             on_progress(bytes_read, checkpoint.total_bytes)

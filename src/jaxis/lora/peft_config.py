@@ -1,0 +1,246 @@
+"""Reads a PEFT adapter's adapter_config.json: which modules it changes, by which rank and scale.
+
+Source of the keys and their meaning: https://huggingface.co/docs/peft/package_reference/lora
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.host.json_object import read_json_object
+
+CONFIG_FILE = "adapter_config.json"
+MAX_CONFIG_BYTES = 4 << 20
+MAX_RANK = 4096
+
+# Starts for which PEFT leaves the base as it is. Others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take their start out of
+# the base's weights, so that the adapter fits only to what is left of them.
+_STARTS = (True, False, "gaussian", "orthogonal", "eva", "default")
+_CONVERT = (
+    "it starts from what it took out of the base's weights; save it with save_pretrained(..., "
+    "path_initial_model_for_weight_conversion=...), which makes a plain adapter of it"
+)
+# Keys that change no output once an adapter is trained.
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
+        *("lora_dropout", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
+        *("runtime_config", "init_weights"),
+    }
+)
+_READ = frozenset(
+    {
+        *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules"),
+        *("exclude_modules", "layers_to_transform", "layers_pattern", "use_dora", "bias", "lora_bias"),
+        *("modules_to_save", "init_lora_weights", "target_parameters", "fan_in_fan_out", "qalora_group_size"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What adapter_config.json says.
+
+    Attributes:
+      source: The file.
+      rank, alpha: Of modules that no pattern names.
+      rank_pattern, alpha_pattern: Regular expressions for the ends of modules' names -> their rank or alpha.
+      use_rslora: Whether the scale is alpha / sqrt(r), not alpha / r.
+      use_dora: Whether the rows of changed weights are scaled to a norm that the adapter has.
+      targets: The modules that it changes: names, their ends, or one regular expression.
+      excluded: Of these, the ones that it does not.
+      layers: Of these, the only layers; empty means all.
+      layers_patterns: Names of the list of layers in the modules' names; empty means any.
+      whole_modules: Ends of the names of modules of which it has the whole weights.
+      bias: Whose biases it has: "none", "all" or "lora_only".
+    """
+
+    source: Path
+    rank: int
+    alpha: float
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    use_rslora: bool = False
+    use_dora: bool = False
+    targets: Sequence[str] | str = ()
+    excluded: Sequence[str] | str = ()
+    layers: Sequence[int] = ()
+    layers_patterns: Sequence[str] = ()
+    whole_modules: Sequence[str] = ()
+    bias: str = "none"
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a module of this dotted name."""
+        return _by_pattern(self.rank_pattern, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """By what the product of a module's two matrices is multiplied."""
+        rank, alpha = self.rank_of(module), _by_pattern(self.alpha_pattern, module, self.alpha)
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+    def changes(self, module: str) -> bool:
+        """Whether it changes the module of this dotted name."""
+        if self.excluded and _is_named(self.excluded, module):
+            return False
+        if isinstance(self.targets, str) or module in self.targets:
+            return _is_named(self.targets, module)
+        return _is_named(self.targets, module) and (not self.layers or self._layer_of(module) in self.layers)
+
+    def replaces(self, module: str) -> bool:
+        """Whether it has the whole weights of the module of this dotted name, or of one that holds it."""
+        names = [module[: match.start()] for match in re.finditer(r"\.|$", module)]
+        # PEFT compares the ends of names whether or not a part begins there: norm is also input_layernorm.
+        return any(name.endswith(key) for name in names for key in self.whole_modules)
+
+    def _layer_of(self, module: str) -> int | None:
+        if not self.layers_patterns:
+            match = re.match(r".*?\.[^.]*\.(?P<layer>\d+)\.", module)
+            return int(match["layer"]) if match else None
+        for pattern in self.layers_patterns:
+            if match := re.match(rf"(?:^|.*?\.){pattern}\.(?P<layer>\d+)\.", module):
+                return int(match["layer"])
+        return None
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """Reads an adapter's config.
+
+    Args:
+      folder: The adapter's.
+
+    Raises:
+      CheckpointError: There is none, or it cannot be read.
+      ConfigError: A key is not known, or has a value that is not supported; the error names it.
+    """
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        raise CheckpointError(f"{folder} has no {CONFIG_FILE}: give the folder of an adapter that PEFT saved")
+    return _Reader(path, read_json_object(path, max_bytes=MAX_CONFIG_BYTES)).read()
+
+
+class _Reader:
+    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+        self._path = path
+        self._values = values
+
+    def read(self) -> AdapterConfig:
+        kind = self._values.get("peft_type")
+        if kind != "LORA":
+            raise self._refused("peft_type", "only LORA adapters are supported")
+        for key, value in self._values.items():
+            if key not in _READ and key not in _WITHOUT_EFFECT and value not in (None, False, [], {}):
+                raise self._refused(key, "jaxis does not support this: without it, the adapter's outputs are others")
+        if (start := self._values.get("init_lora_weights", True)) not in _STARTS:
+            raise (
+                self._refused("init_lora_weights", _CONVERT)
+                if isinstance(start, str)
+                else self._not("init_lora_weights", "true, false or a name")
+            )
+        if self._values.get("target_parameters"):
+            raise self._refused("target_parameters", "adapters of experts' stacked weights are not supported")
+        if self._flag("fan_in_fan_out"):
+            raise self._refused("fan_in_fan_out", "jaxis has no layers whose weights are stored as [in, out]")
+        if self._flag("lora_bias"):
+            raise self._refused("lora_bias", "biases of lora_B are not supported")
+        bias = self._values.get("bias") or "none"
+        if bias not in ("none", "all", "lora_only"):
+            raise self._not("bias", "none, all or lora_only")
+        return AdapterConfig(
+            source=self._path,
+            rank=self._rank("r", self._values.get("r", 8)),
+            alpha=self._number("lora_alpha", self._values.get("lora_alpha", 8)),
+            rank_pattern={p: self._rank("rank_pattern", v) for p, v in self._patterns("rank_pattern").items()},
+            alpha_pattern={p: self._number("alpha_pattern", v) for p, v in self._patterns("alpha_pattern").items()},
+            use_rslora=self._flag("use_rslora"),
+            use_dora=self._flag("use_dora"),
+            targets=self._names("target_modules", or_expression=True),
+            excluded=self._names("exclude_modules", or_expression=True),
+            layers=self._layers(),
+            layers_patterns=self._expressions("layers_pattern"),
+            whole_modules=self._names("modules_to_save"),
+            bias=bias,
+        )
+
+    def _refused(self, key: str, because: str) -> ConfigError:
+        return ConfigError(f"{self._path}: {key}={self._values.get(key)!r} cannot be honoured: {because}")
+
+    def _not(self, key: str, expected: str) -> ConfigError:
+        return ConfigError(f"{self._path}: {key}={self._values.get(key)!r} must be {expected}")
+
+    def _flag(self, key: str) -> bool:
+        value = self._values.get(key) or False
+        if not isinstance(value, bool):
+            raise self._not(key, "true or false")
+        return value
+
+    def _rank(self, key: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_RANK:
+            raise self._not(key, f"integers from 1 to {MAX_RANK}" if "pattern" in key else f"from 1 to {MAX_RANK}")
+        return value
+
+    def _number(self, key: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self._not(key, "numbers" if "pattern" in key else "a number")
+        return float(value)
+
+    def _patterns(self, key: str) -> dict[str, Any]:
+        value = self._values.get(key) or {}
+        if not isinstance(value, dict):
+            raise self._not(key, "an object of regular expressions")
+        for expression in value:
+            self._check_expression(key, expression)
+        return value
+
+    def _names(self, key: str, *, or_expression: bool = False) -> Sequence[str] | str:
+        value = self._values.get(key) or []
+        if isinstance(value, str) and or_expression:
+            self._check_expression(key, value)
+            return value
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise self._not(key, "a list of names" + (" or a regular expression" if or_expression else ""))
+        return tuple(value)
+
+    def _expressions(self, key: str) -> Sequence[str]:
+        value = self._names(key, or_expression=True)
+        expressions = (value,) if isinstance(value, str) else value
+        for expression in expressions:
+            self._check_expression(key, expression)
+        return expressions
+
+    def _layers(self) -> Sequence[int]:
+        value = self._values.get("layers_to_transform")
+        layers = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(layer, int) and not isinstance(layer, bool) for layer in layers):
+            raise self._not("layers_to_transform", "an integer or a list of integers")
+        return tuple(layers)
+
+    def _check_expression(self, key: str, expression: str) -> None:
+        try:
+            re.compile(expression)
+        except re.error as error:
+            raise ConfigError(
+                f"{self._path}: {key} has the invalid regular expression {expression!r}: {error}"
+            ) from None
+
+
+def _is_named(names: Sequence[str] | str, module: str) -> bool:
+    """Whether one of the names is the module's or ends it after a dot, or the one expression matches all of it."""
+    if names == "all-linear":  # which modules these are, only PEFT can say: they are the file's
+        return True
+    if isinstance(names, str):
+        return re.fullmatch(names, module) is not None
+    return any(module == name or module.endswith(f".{name}") for name in names)
+
+
+def _by_pattern(patterns: Mapping[str, Any], module: str, otherwise: Any) -> Any:
+    """The value of the first expression that matches the end of the name, from a dot on."""
+    for expression, value in patterns.items():
+        if re.match(rf"(.*\.)?({expression})$", module):
+            return value
+    return otherwise
