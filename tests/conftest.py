@@ -25,7 +25,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     # Before anything imports JAX. Programs are kept between test runs, apart from the user's own.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("programs"))
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("programs"))
     # Without optimization, most compile as fast as they are read: only larger ones are kept.
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
