@@ -15,7 +15,7 @@ from jaxis.config.kv_transfer import KVTransferConfig
 from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.http.api_keys import OPEN_PATHS
-from jaxis.server.observability.metrics import ServerMetrics
+from jaxis.server.observability.metrics import ModelMetrics, ServerMetrics
 from jaxis.server.routes import operations
 from tests.support.kubernetes_schemas import SCHEMAS
 from tests.support.places import REPOSITORY
@@ -62,7 +62,9 @@ def group_variables(index):
 @pytest.fixture(scope="module")
 def metrics():
     info = EngineInfo("m", None, SamplingParams(), 64, 1, 64, 10, frozenset())
-    text = ServerMetrics("m", info, EngineStats, prefix="jaxis").render().decode()
+    metrics = ServerMetrics()
+    metrics.add(ModelMetrics("m", info, EngineStats, prefix="jaxis"))
+    text = metrics.render().decode()
     return dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
 
 

@@ -23,7 +23,7 @@ from jaxis.host.extras import check_extra
 if TYPE_CHECKING:
     from jaxis.engine.frontend.async_engine import AsyncLLMEngine
     from jaxis.server.config import ServerConfig
-    from jaxis.server.context import ServerContext
+    from jaxis.server.context import ServerParts
     from jaxis.tokenizer import Tokenizer
 
 
@@ -136,8 +136,8 @@ def _serve(
     # uvicorn raises its signals once more after the requests have ended: that is a success.
     signal.signal(signal.SIGTERM, lambda *_: None)
     if config.api_key_file is not None or config.request_log is not None:
-        context: ServerContext = uvicorn_server.app.state.context
-        signal.signal(signal.SIGHUP, lambda *_: context.reload())
+        parts: ServerParts = uvicorn_server.app.state.parts
+        signal.signal(signal.SIGHUP, lambda *_: parts.reload())
     # Each of the engine's threads waits for all others at every product: one that makes room for an event loop holds up
     # every request.
     yield_to_others()

@@ -11,15 +11,12 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
-from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.server import llama_cpp
 from jaxis.server.accounting import KeyMetrics, UsageAccounting
 from jaxis.server.anthropic import routes as anthropic
 from jaxis.server.anthropic.message_job import MESSAGE_ERRORS
 from jaxis.server.config import ServerConfig
-from jaxis.server.context import ServerContext
-from jaxis.server.generation.model_info import ServedModelInfo
-from jaxis.server.generation.served_model import ServedModel
+from jaxis.server.context import ServedModels, ServerParts, UntilAnsweredMiddleware
 from jaxis.server.http.api_keys import OPEN_PATHS, ApiKeyMiddleware, ApiKeys
 from jaxis.server.http.errors import install_error_handlers
 from jaxis.server.http.hosts import AllowedHostMiddleware, HostMiddleware
@@ -31,6 +28,7 @@ from jaxis.server.http.request_records import RequestLogFile, RequestRecordMiddl
 from jaxis.server.observability.metrics import ServerMetrics
 from jaxis.server.ollama import routes as ollama
 from jaxis.server.ollama.ollama_job import OLLAMA_ERRORS
+from jaxis.server.one_model import OneModel
 from jaxis.server.openai import routes as openai
 from jaxis.server.openai import tokenize
 from jaxis.server.openai.response_job import RESPONSE_ERRORS
@@ -52,39 +50,47 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
       engine: Not started yet.
       config: How to serve it.
     """
-    parsers = ModelParsers.select(
-        engine.tokenizer, engine.info.model_type, tool=config.tool_call_parser, reasoning=config.reasoning_parser
-    )
-    model = ServedModel(
-        names=config.served_model_names,
-        tokenizer=engine.tokenizer and engine.tokenizer.limited_to(engine.info.max_model_len),
-        default_sampling_params=engine.info.default_sampling_params,
-        grammar_compiler=engine.grammar_compiler,
-        parsers=parsers,
-        aliases=config.model_aliases,
-        fingerprint=engine.info.fingerprint or None,
-    )
+    return create_models_app(OneModel(engine, config), config)
+
+
+def create_models_app(models: ServedModels, config: ServerConfig) -> FastAPI:
+    """The same for all models of a server.
+
+    Raises:
+      ConfigError: A setting of a model is invalid.
+
+    Args:
+      models: Not started yet.
+      config: How to serve them.
+    """
     tracer = None
     if config.otlp_traces_endpoint is not None:
         from jaxis.server.observability.tracing import TraceContextMiddleware, make_tracer
 
-        tracer = make_tracer(config.otlp_traces_endpoint, model.name)
-    metrics = ServerMetrics(model.name, engine.info, engine.stats, prefix=config.metrics_prefix)
-    model_info = ServedModelInfo.of(engine.info, engine.tokenizer, parsers)
-    ignored_fields = IgnoredFields(strict=config.strict_fields)
+        tracer = make_tracer(config.otlp_traces_endpoint, config.served_model_names[0])
+    metrics = ServerMetrics()
     keys = ApiKeys(config.api_keys, config.api_key_file)
     log = None if config.request_log is None else RequestLogFile(config.request_log)
-    accounting = UsageAccounting(KeyMetrics(metrics.registry, config.metrics_prefix))
-    context = ServerContext(engine, model, model_info, config, metrics, ignored_fields, tracer, accounting, keys, log)
+    parts = ServerParts(
+        models=models,
+        config=config,
+        server_metrics=metrics,
+        ignored_fields=IgnoredFields(strict=config.strict_fields),
+        tracer=tracer,
+        accounting=UsageAccounting(KeyMetrics(metrics.registry, config.metrics_prefix)),
+        keys=keys,
+        request_log=log,
+    )
+    models.join(parts)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        engine.start()
+        await models.start()
         try:
             yield
         finally:
-            await engine.shutdown()
-            context.close()
+            await models.shutdown()
+            parts.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.shutdown)
 
@@ -92,11 +98,12 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     app = FastAPI(
         title="jaxis", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
     )
-    app.state.context = context
+    app.state.parts = parts
     app.state.error_dialects = (RESPONSE_ERRORS, llama_cpp.ERRORS, MESSAGE_ERRORS, OLLAMA_ERRORS)
     _add_routes(app, config)
     page_paths = chat_page_paths() if config.webui else frozenset()
     install_openapi(app, with_keys=bool(keys))
+    app.add_middleware(UntilAnsweredMiddleware)
     install_error_handlers(app)
     # The middleware added last is outermost.
     if tracer is not None:

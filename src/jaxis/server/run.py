@@ -17,11 +17,13 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
-from jaxis.errors import ConfigError
-from jaxis.server.app import create_app
+from jaxis.errors import ConfigError, EngineError
+from jaxis.server.app import create_models_app
 from jaxis.server.config import ServerConfig
+from jaxis.server.context import ServedModels
 from jaxis.server.http.errors import ApiError
 from jaxis.server.http.hosts import TARGET_HOST
+from jaxis.server.one_model import OneModel
 
 # HTTP connections: uvicorn's httptools protocol, with limits on headers and on idle connections.
 #
@@ -149,25 +151,30 @@ _CUT_OFF_SECONDS = 5.0  # for the answers that report why a request was cut off
 class DrainingServer(uvicorn.Server):
     """Lets running requests finish after SIGTERM, and fails those that take longer than the deadline.
 
-    It also ends when its engine has failed for good, which `AsyncLLMEngine.failure` then tells.
+    It also ends when it cannot go on, which `ServedModels.failure` then tells.
 
     Attributes:
       app: The application.
     """
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, engine: AsyncLLMEngine, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, models: ServedModels, drain_seconds: float) -> None:
         super().__init__(config)
         self.app = app
-        self._engine = engine
+        self._models = models
         self._drain_seconds = drain_seconds
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Why the server cannot go on."""
+        return self._models.failure
 
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn several times a second; returns whether to end."""
-        return await super().on_tick(counter) or self._engine.failure is not None
+        return await super().on_tick(counter) or self.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn when it is told to end."""
-        drain = asyncio.create_task(self._engine.drain(self._drain_seconds))
+        drain = asyncio.create_task(self._models.drain(self._drain_seconds))
         try:
             await super().shutdown(sockets)
         finally:
@@ -182,9 +189,20 @@ def make_server(
     ssl_keyfile: str | None = None,
 ) -> DrainingServer:
     """A server that is not running yet; `run(sockets=[...])` it on `listen`'s socket."""
+    return make_models_server(OneModel(engine, config), config, ssl_certfile=ssl_certfile, ssl_keyfile=ssl_keyfile)
+
+
+def make_models_server(
+    models: ServedModels,
+    config: ServerConfig,
+    *,
+    ssl_certfile: str | None = None,
+    ssl_keyfile: str | None = None,
+) -> DrainingServer:
+    """The same for all models of a server."""
     # uvicorn calls this as it would call the class.
     protocol = functools.partial(LimitedHttpProtocol, idle_timeout_seconds=config.idle_timeout_seconds)
-    app = create_app(engine, config)
+    app = create_models_app(models, config)
     settings = uvicorn.Config(
         app,
         http=cast(type[asyncio.Protocol], protocol),
@@ -198,7 +216,7 @@ def make_server(
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,
     )
-    return DrainingServer(settings, app, engine, config.drain_seconds)
+    return DrainingServer(settings, app, models, config.drain_seconds)
 
 
 def allow_many_connections() -> None:

@@ -8,7 +8,7 @@ from jaxis import SamplingParams
 from jaxis.engine.frontend import wire
 from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats, RankStats
 from jaxis.host.channel import MessageReader, to_frame
-from jaxis.server.observability.metrics import ServerMetrics
+from jaxis.server.observability.metrics import ModelMetrics, ServerMetrics
 
 INFO = EngineInfo("folder", None, SamplingParams(), 100, 4, 1600, 50, frozenset())
 
@@ -20,7 +20,9 @@ def test_gauges_of_each_rank_reach_the_metrics(ranks: tuple[RankStats, ...]) -> 
     )
     assert isinstance(heartbeat, wire.Heartbeat)
     assert heartbeat.stats.ranks == ranks
-    text = ServerMetrics("m", INFO, lambda: heartbeat.stats).render().decode()
+    metrics = ServerMetrics()
+    metrics.add(ModelMetrics("m", INFO, lambda: heartbeat.stats))
+    text = metrics.render().decode()
     assert 'jaxis:num_requests_running{model_name="m"} 3.0' in text
     lines = [line for line in text.splitlines() if line.startswith("jaxis:data_rank")]
     assert lines == [

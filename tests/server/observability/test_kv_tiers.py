@@ -9,7 +9,7 @@ from jaxis.engine.frontend import wire
 from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats
 from jaxis.engine.kv_connector import TierStats
 from jaxis.host.channel import MessageReader, to_frame
-from jaxis.server.observability.metrics import ServerMetrics
+from jaxis.server.observability.metrics import ModelMetrics, ServerMetrics
 
 INFO = EngineInfo("folder", None, SamplingParams(), 100, 4, 1600, 50, frozenset())
 
@@ -19,7 +19,9 @@ def test_counters_of_each_tier_reach_the_metrics(tiers: dict[str, TierStats]) ->
     [heartbeat] = MessageReader(wire.REPORTS).feed(to_frame(wire.Heartbeat(True, EngineStats(kv_tiers=tiers))))
     assert isinstance(heartbeat, wire.Heartbeat)
     assert heartbeat.stats.kv_tiers == tiers
-    text = ServerMetrics("m", INFO, lambda: heartbeat.stats).render().decode()
+    metrics = ServerMetrics()
+    metrics.add(ModelMetrics("m", INFO, lambda: heartbeat.stats))
+    text = metrics.render().decode()
     assert ("kv_offload" in text) == bool(tiers)
     names = ("saved_blocks", "saved_bytes", "loaded_blocks", "loaded_bytes", "missed_blocks", "failed_blocks")
     for tier, stats in tiers.items():

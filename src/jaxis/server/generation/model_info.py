@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 @dataclass(frozen=True)
 class ServedModelInfo:
-    """What clients may know of the served model; it stays the same while the server runs.
+    """What clients may know of the served model; it stays the same while the model is loaded.
 
     Attributes:
       file_name: The last part of the checkpoint's path.
@@ -61,16 +62,10 @@ class ServedModelInfo:
           tokenizer: The model's.
           parsers: How the model writes tool calls and reasoning.
         """
-        files = _checkpoint_files(info.model_folder)
-        listing = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in sorted(files.items()))
         templates = tokenizer.chat_templates.values() if tokenizer else ()
-        return cls(
-            file_name=Path(info.model_folder).name,
+        return dataclasses.replace(
+            cls.of_files(info.model_folder),
             architecture=info.model_type or "unknown",
-            file_format="gguf" if any(name.endswith(".gguf") for name in files) else "safetensors",
-            file_bytes=sum(stat.st_size for stat in files.values()),
-            modified=datetime.fromtimestamp(max((stat.st_mtime for stat in files.values()), default=0), UTC),
-            digest=hashlib.sha256(listing.encode()).hexdigest(),
             num_parameters=info.num_parameters,
             weight_type=info.weight_type,
             context_length=info.max_model_len,
@@ -78,6 +73,31 @@ class ServedModelInfo:
             has_chat_template=bool(templates),
             has_tools=parsers.tool_format_known and any("tools" in template for template in templates),
             has_reasoning=parsers.reasoning is not None,
+        )
+
+    @classmethod
+    def of_files(cls, path: str) -> ServedModelInfo:
+        """What a checkpoint's files tell of a model that is not loaded.
+
+        Args:
+          path: The folder or file; "" and one that is not there have no files.
+        """
+        files = _checkpoint_files(path)
+        listing = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in sorted(files.items()))
+        return cls(
+            file_name=Path(path).name,
+            architecture="unknown",
+            file_format="gguf" if any(name.endswith(".gguf") for name in files) else "safetensors",
+            file_bytes=sum(stat.st_size for stat in files.values()),
+            modified=datetime.fromtimestamp(max((stat.st_mtime for stat in files.values()), default=0), UTC),
+            digest=hashlib.sha256(listing.encode()).hexdigest(),
+            num_parameters=0,
+            weight_type="",
+            context_length=0,
+            trained_len=None,
+            has_chat_template=False,
+            has_tools=False,
+            has_reasoning=False,
         )
 
     @property
@@ -104,7 +124,7 @@ def _checkpoint_files(path: str) -> dict[str, os.stat_result]:
 
     Weights in formats that are never read are left out. An Orbax checkpoint has its weights in folders.
     """
-    if not path:
+    if not path or not Path(path).exists():
         return {}
     root = Path(path)
     files = [root] if root.is_file() else list(root.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -14,6 +15,37 @@ from jaxis.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from jaxis.engine.grammar.compiler import GrammarCompiler
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """The names under which requests may ask for a model.
+
+    Attributes:
+      names: Whole names; answers carry the first.
+      aliases: Patterns of more such names, as `fnmatch` has them.
+    """
+
+    names: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+
+    def has(self, name: str) -> bool:
+        """Whether a name asks for the model."""
+        return self.is_named(name) or any(fnmatchcase(name, alias) for alias in self.aliases)
+
+    def is_named(self, name: str) -> bool:
+        """The same without aliases."""
+        return name in self.names or untagged(name) in map(untagged, self.names)
+
+    def check(self, name: str | None) -> None:
+        """Raises ModelNotFoundError if a request asks for another model; none, or an empty one, is any."""
+        if name and not self.has(name):
+            raise model_not_found(name, self.names)
+
+
+def model_not_found(name: str, available: Sequence[str]) -> ModelNotFoundError:
+    """The error for a name that asks for no model."""
+    return ModelNotFoundError(f"the model {name[:200]!r} is not served here; available: {', '.join(available)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +86,7 @@ class ServedModel:
 
     def check_name(self, name: str | None) -> None:
         """Raises ModelNotFoundError if a request asks for another model; none, or an empty one, is any."""
-        if name and not self._has_name(name):
-            raise ModelNotFoundError(f"the model {name[:200]!r} is not served here; available: {', '.join(self.names)}")
-
-    def _has_name(self, name: str) -> bool:
-        if name in self.names or untagged(name) in map(untagged, self.names):
-            return True
-        return any(fnmatchcase(name, alias) for alias in self.aliases)
+        ModelNames(self.names, self.aliases).check(name)
 
 
 def untagged(name: str) -> str:

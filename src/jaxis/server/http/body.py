@@ -153,18 +153,21 @@ def parse_json(body: bytes) -> Any:
 
 
 class StrictJSONRequest(Request):
-    """A request whose JSON is read by `parse_json`."""
+    """A request whose JSON is read by `parse_json`, once."""
 
     async def json(self) -> Any:
         """The body's value; HTTPException with status 400 if there is none."""
-        body = await self.body()
-        try:
-            if len(body) < LARGE_BYTES:
-                return parse_json(body)
-            # Reading millions of numbers holds the GIL for a tenth of a second: one such body at a time.
-            return await self.app.state.context.run_in_worker(functools.partial(parse_json, body))
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
+        if not hasattr(self, "_value"):
+            body = await self.body()
+            try:
+                if len(body) < LARGE_BYTES:
+                    self._value = parse_json(body)
+                else:
+                    # Reading millions of numbers holds the GIL for a tenth of a second: one such body at a time.
+                    self._value = await self.app.state.parts.run_in_worker(functools.partial(parse_json, body))
+            except ValueError as error:
+                raise HTTPException(400, str(error)) from None
+        return self._value
 
 
 class StrictJSONRoute(APIRoute):
@@ -175,7 +178,8 @@ class StrictJSONRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            return await handler(StrictJSONRequest(request.scope, request.receive))
+            answered = StrictJSONRequest(request.scope, request.receive)
+            return await request.app.state.parts.models.answer(answered, handler)
 
         return handle
 

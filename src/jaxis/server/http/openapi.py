@@ -57,6 +57,7 @@ ADMIN_ERRORS = error_responses(401, 503, "default") | {
     403: {"model": ErrorResponse, "description": "A key without `admin`"}
 }
 TEXT_ERRORS = error_responses(400, 401, 404, 408, 413, "default")
+GENERATION_ERRORS = error_responses(*_STATUSES)
 GENERATION_RESPONSES = generation_responses()
 
 

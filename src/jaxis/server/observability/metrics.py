@@ -35,14 +35,63 @@ _CHOICES = (1, 2, 5, 10, 20)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-class ServerMetrics:
-    """One server's metrics, in a registry of its own.
+class ServerMetrics(Collector):
+    """A server's metrics: its own, and those of its models.
 
     Attributes:
       registry: Where other metrics of the server may join.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # process_resident_memory_bytes, process_cpu_seconds_total, ...
+        self._http = Counter(
+            "http_requests",
+            "Requests by route and by the first digit of their status, as 2xx.",
+            ("handler", "method", "status"),
+            registry=self.registry,
+        )
+        self._models: list[ModelMetrics] = []
+
+    def add(self, model: ModelMetrics) -> None:
+        """Adds a model's metrics."""
+        self._models.append(model)
+
+    def http_response(self, handler: str, method: str, status: int) -> None:
+        """Counts an answer.
+
+        Args:
+          handler: The route's pattern rather than the path, to bound the number of labels.
+          method: Such as "POST".
+          status: The status code.
+        """
+        # A client can send any method, and each label would stay forever.
+        self._http.labels(handler, method if method in _METHODS else "other", f"{status // 100}xx").inc()
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics: of models, those of one name are one metric, as the format demands."""
+        merged: dict[str, Metric] = {}
+        for registry in (self.registry, *(model.registry for model in self._models)):
+            for metric in registry.collect():
+                if metric.name in merged:
+                    merged[metric.name].samples += metric.samples
+                else:
+                    merged[metric.name] = metric
+        yield from merged.values()
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self)
+
+
+class ModelMetrics:
+    """One model's metrics, in a registry of its own, with the label `model_name`.
+
+    Attributes:
+      registry: Has them.
 
     Args:
-      model_name: The label `model_name` of every metric.
+      model_name: The label's value.
       info: The engine's facts.
       stats: Returns the engine's current state.
       prefix: What the metrics' names begin with, before a colon.
@@ -53,8 +102,9 @@ class ServerMetrics:
     ) -> None:
         self._prefix = prefix
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)  # process_resident_memory_bytes, process_cpu_seconds_total, ...
-        self.registry.register(_EngineCollector(model_name, info, stats, prefix))
+        self._engine = _EngineCollector(model_name, prefix)
+        self._engine.watch(info, stats)
+        self.registry.register(self._engine)
         self._model_name = model_name
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests whose answer has begun.")
         self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
@@ -75,12 +125,6 @@ class ServerMetrics:
         for reason in ("stop", "length", "abort"):
             self._success.labels(model_name, reason)
         self._rejected.labels(model_name, "overloaded")
-        self._http = Counter(
-            "http_requests",
-            "Requests by route and by the first digit of their status, as 2xx.",
-            ("handler", "method", "status"),
-            registry=self.registry,
-        )
         self._failed = self._counter("request_failed", "Requests that ended in an error.")
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_SECONDS
@@ -110,16 +154,13 @@ class ServerMetrics:
         """Counts a request that was refused before it was queued."""
         self._rejected.labels(self._model_name, reason).inc()
 
-    def http_response(self, handler: str, method: str, status: int) -> None:
-        """Counts an answer.
+    def watch(self, info: EngineInfo, stats: Callable[[], EngineStats]) -> None:
+        """Tells of another engine of the model from now on; the counts of requests go on."""
+        self._engine.watch(info, stats)
 
-        Args:
-          handler: The route's pattern rather than the path, to bound the number of labels.
-          method: Such as "POST".
-          status: The status code.
-        """
-        # A client can send any method, and each label would stay forever.
-        self._http.labels(handler, method if method in _METHODS else "other", f"{status // 100}xx").inc()
+    def watch_none(self) -> None:
+        """Tells of no engine from now on: the model is not loaded."""
+        self._engine.watch_none()
 
     @contextmanager
     def request(self, params: SamplingParams, arrival: float) -> Iterator[RequestObserver]:
@@ -139,10 +180,6 @@ class ServerMetrics:
             raise
         finally:
             observer.end()
-
-    def render(self) -> bytes:
-        """The text that Prometheus reads."""
-        return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"{self._prefix}:{name}", text, ("model_name",), registry=self.registry).labels(self._model_name)
@@ -177,7 +214,7 @@ class RequestObserver:
       finish_reasons: Of the completions that have ended, in the order of their ends.
     """
 
-    def __init__(self, metrics: ServerMetrics, params: SamplingParams, arrival: float) -> None:
+    def __init__(self, metrics: ModelMetrics, params: SamplingParams, arrival: float) -> None:
         self._metrics = metrics
         self.params = params
         self.arrival = self.last_token = arrival
@@ -261,15 +298,24 @@ class _EngineCollector(Collector):
         ("failed_blocks", "KV blocks not saved or read because of an error."),
     )
 
-    def __init__(self, model_name: str, info: EngineInfo, stats: Callable[[], EngineStats], prefix: str) -> None:
+    def __init__(self, model_name: str, prefix: str) -> None:
         self._model_name = model_name
-        self._info = info
-        self._stats = stats
         self._prefix = prefix
+        self._watched: tuple[EngineInfo, Callable[[], EngineStats]] | None = None
+
+    def watch(self, info: EngineInfo, stats: Callable[[], EngineStats]) -> None:
+        """Reads an engine from now on."""
+        self._watched = info, stats
+
+    def watch_none(self) -> None:
+        """Reads none from now on."""
+        self._watched = None
 
     def collect(self) -> Iterable[Metric]:
         """Prometheus's call."""
-        stats = self._stats()
+        if self._watched is None:
+            return
+        info, stats = self._watched[0], self._watched[1]()
         for name, text in self._GAUGES:
             yield self._gauge(name, text, getattr(stats, name))
         text = "Resident memory of the engine's process; 0 if it has none of its own."
@@ -283,7 +329,7 @@ class _EngineCollector(Collector):
         yield from self._kv_tiers(stats)
         if stats.drafts is not None:
             yield from self._draft_counters(stats.drafts)
-        yield self._cache_config()
+        yield self._cache_config(info)
 
     def _data_ranks(self, stats: EngineStats) -> Iterator[Metric]:
         """Of each data rank, where there are several; those above are of all together."""
@@ -335,13 +381,13 @@ class _EngineCollector(Collector):
         gauge.add_metric([self._model_name], value)
         return gauge
 
-    def _cache_config(self) -> Metric:
+    def _cache_config(self, info: EngineInfo) -> Metric:
         """Always 1; its labels are what gateways that route by prefix need to know."""
-        block_size = self._info.block_size
+        block_size = info.block_size
         labels = {
             "model_name": self._model_name,
             "block_size": str(block_size),
-            "num_gpu_blocks": str(self._info.num_cache_tokens // block_size),  # vLLM's name, whatever the device
+            "num_gpu_blocks": str(info.num_cache_tokens // block_size),  # vLLM's name, whatever the device
         }
         name, text = f"{self._prefix}:cache_config_info", "The KV cache's layout, as labels."
         gauge = GaugeMetricFamily(name, text, labels=list(labels))

@@ -47,6 +47,10 @@ class RequestTracer:
         self._tracer = provider.get_tracer("jaxis", __version__)
         self._model_name = model_name
 
+    def of_model(self, model_name: str) -> RequestTracer:
+        """The same for another model."""
+        return RequestTracer(self._provider, model_name)
+
     @contextmanager
     def request(self, operation: str, request_id: str, request: RequestObserver) -> Iterator[None]:
         """Traces a request, which lasts as long as the block.

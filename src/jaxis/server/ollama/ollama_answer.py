@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from jaxis.outputs import RequestOutput
 from jaxis.parsing.parser_events import (
@@ -117,13 +117,11 @@ class OllamaAnswerWriter(StreamForm):
         )
 
 
-def empty_answer(request: OllamaChatRequest | OllamaGenerateRequest, model: str) -> OllamaAnswer:
-    """The answer to a request with nothing to answer.
-
-    Clients send it to load the model before its first use, or to unload it; it stays where it is.
-    """
-    unload = request.keep_alive in (0, "0", "0s")
-    return _answer(request, model, AnswerPart(), done=True, done_reason="unload" if unload else "load")
+def empty_answer(
+    request: OllamaChatRequest | OllamaGenerateRequest, model: str, reason: Literal["load", "unload"]
+) -> OllamaAnswer:
+    """The answer to a request with nothing to answer, which clients send to load a model, or to unload it."""
+    return _answer(request, model, AnswerPart(), done=True, done_reason=reason)
 
 
 @dataclass

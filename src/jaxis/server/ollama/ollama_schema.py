@@ -60,7 +60,8 @@ class OllamaRequest(LenientModel):
       format: "json", or a JSON schema that the answer follows; "" is free text.
       options: How to sample.
       think: Whether to reason, or how much; None is as the model's chat template does.
-      keep_alive: 0, with nothing to answer, asks to unload the model; no effect: it stays loaded.
+      keep_alive: How long the model stays loaded after the answer, where models are loaded on demand; 0, with nothing
+        to answer, asks to unload it.
       truncate, shift: No effect: nothing is ever cut off; a prompt that is too long is refused.
       logprobs: Return log-probabilities.
       top_logprobs: With `logprobs`: of this many most likely tokens for each token.
@@ -216,3 +217,8 @@ class OllamaGenerateAnswer(OllamaAnswer):
 
     response: str = ""
     thinking: str | None = Field(default=None, exclude_if=is_none)
+
+
+def asks_to_unload(body: Mapping[str, Any]) -> bool:
+    """Whether the body of a request has nothing to answer, and asks to unload the model."""
+    return body.get("keep_alive") in (0, "0", "0s") and not body.get("messages") and not body.get("prompt")

@@ -1,17 +1,17 @@
-"""Ollama's API, as far as a server of one model has it."""
+"""Ollama's API, as far as a server has it that downloads and makes no models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from pydantic import BaseModel
 from starlette.datastructures import MutableHeaders
 
-from jaxis.server.context import Context, ServerContext
+from jaxis.server.context import ModelEntry, Parts, ServerContext, ServerParts
 from jaxis.server.generation.job import GenerationJob
-from jaxis.server.generation.model_info import rfc3339
+from jaxis.server.generation.model_info import ServedModelInfo, rfc3339
 from jaxis.server.generation.respond import respond
 from jaxis.server.http.body import LenientModel, StrictJSONRoute
 from jaxis.server.ollama.ollama_answer import NDJSON, OllamaAnswerWriter, empty_answer
@@ -21,6 +21,7 @@ from jaxis.server.ollama.ollama_schema import (
     OllamaChatRequest,
     OllamaGenerateAnswer,
     OllamaGenerateRequest,
+    asks_to_unload,
 )
 from jaxis.version import __version__
 
@@ -28,6 +29,7 @@ from jaxis.version import __version__
 
 
 _NAMES = {"repetition_penalty": "repeat_penalty"}
+_NEVER = "2318-01-01T00:00:00Z"
 _SHOWN_PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -88,15 +90,15 @@ class OllamaModelList(BaseModel):
 
 
 class OllamaLoadedModel(OllamaModelEntry):
-    """A name of the loaded model.
+    """A name of a loaded model.
 
     Attributes:
-      expires_at: When it is unloaded: never, for which Ollama too writes a year far away.
+      expires_at: When it is unloaded; never is a year far away, as with Ollama.
       size_vram: Bytes in the memory of accelerators; the engine does not tell.
       context_length: Most tokens of a request.
     """
 
-    expires_at: str = "2318-01-01T00:00:00Z"
+    expires_at: str
     size_vram: int = 0
     context_length: int
 
@@ -160,9 +162,9 @@ class OllamaStatus(BaseModel):
     status: str
 
 
-def model_entries(context: ServerContext) -> list[OllamaModelEntry]:
-    """One for each name under which the model is served."""
-    info = context.model_info
+def model_entries(entry: ModelEntry) -> list[OllamaModelEntry]:
+    """One for each name under which a model is served."""
+    info = entry.info
     return [
         OllamaModelEntry(
             name=name,
@@ -170,44 +172,45 @@ def model_entries(context: ServerContext) -> list[OllamaModelEntry]:
             modified_at=rfc3339(info.modified),
             size=info.file_bytes,
             digest=info.digest,
-            details=_details(context),
+            details=_details(info),
             capabilities=info.capabilities("thinking"),
         )
-        for name in context.model.names
+        for name in entry.names.names
     ]
 
 
-def loaded_models(context: ServerContext) -> list[OllamaLoadedModel]:
-    """The same: the model is always loaded."""
-    length = context.model_info.context_length
-    return [OllamaLoadedModel(**dict(entry), context_length=length) for entry in model_entries(context)]
+def loaded_models(entry: ModelEntry) -> list[OllamaLoadedModel]:
+    """The same of a loaded model."""
+    expires = _NEVER if entry.expires is None else rfc3339(entry.expires)
+    more = {"context_length": entry.info.context_length, "expires_at": expires}
+    return [OllamaLoadedModel(**dict(named), **more) for named in model_entries(entry)]
 
 
-def shown_model(name: str, context: ServerContext) -> OllamaShown:
-    """Everything about the model under one of its names."""
-    info, tokenizer = context.model_info, context.model.tokenizer
+def shown_model(name: str, entry: ModelEntry) -> OllamaShown:
+    """Everything that is known about a model, under one of its names."""
+    info, facts = entry.info, entry.facts
     architecture = info.architecture
-    figures = {
-        "general.architecture": architecture,
-        "general.basename": name,
-        "general.parameter_count": info.num_parameters,
-        f"{architecture}.context_length": info.context_length,
-        f"{architecture}.vocab_size": context.engine.info.vocab_size,
-    }
-    defaults = context.model.default_sampling_params
-    parameters = [f"{_NAMES.get(name, name)} {getattr(defaults, name)}" for name in _SHOWN_PARAMETERS]
+    figures: dict[str, Any] = {"general.architecture": architecture, "general.basename": name}
+    parameters, template = "", ""
+    if facts is not None:
+        figures |= {
+            "general.parameter_count": info.num_parameters,
+            f"{architecture}.context_length": info.context_length,
+            f"{architecture}.vocab_size": facts.vocab_size,
+        }
+        defaults, template = facts.default_sampling_params, facts.chat_template
+        parameters = "\n".join(f"{_NAMES.get(name, name)} {getattr(defaults, name)}" for name in _SHOWN_PARAMETERS)
     return OllamaShown(
-        parameters="\n".join(parameters),
-        template=(tokenizer.default_chat_template if tokenizer else None) or "",
-        details=_details(context),
+        parameters=parameters,
+        template=template,
+        details=_details(info),
         model_info=figures,
         capabilities=info.capabilities("thinking"),
         modified_at=rfc3339(info.modified),
     )
 
 
-def _details(context: ServerContext) -> OllamaDetails:
-    info = context.model_info
+def _details(info: ServedModelInfo) -> OllamaDetails:
     return OllamaDetails(
         format=info.file_format,
         family=info.architecture,
@@ -267,43 +270,61 @@ async def version() -> OllamaVersion:
 
 
 @router.get("/tags", responses=OLLAMA_RESPONSES)
-async def list_models(context: Context) -> OllamaModelList:
-    """The names under which the model is served."""
-    return OllamaModelList(models=model_entries(context))
+async def list_models(parts: Parts) -> OllamaModelList:
+    """The names under which models are served."""
+    return OllamaModelList(models=[named for entry in parts.models.entries() for named in model_entries(entry)])
 
 
 @router.get("/ps", responses=OLLAMA_RESPONSES)
-async def list_loaded_models(context: Context) -> OllamaLoadedModels:
-    """The same: the model is always loaded."""
-    return OllamaLoadedModels(models=loaded_models(context))
+async def list_loaded_models(parts: Parts) -> OllamaLoadedModels:
+    """Those of the models that are loaded."""
+    loaded = [entry for entry in parts.models.entries() if entry.context is not None]
+    return OllamaLoadedModels(models=[named for entry in loaded for named in loaded_models(entry)])
 
 
 @router.post("/show", responses=OLLAMA_RESPONSES)
-async def show(body: OllamaShowRequest, context: Context) -> OllamaShown:
-    """Everything about the model."""
-    return shown_model(context.model.named(body.asked).name, context)
+async def show(body: OllamaShowRequest, parts: Parts) -> OllamaShown:
+    """Everything that is known about a model."""
+    entry = parts.models.entry(body.asked)
+    return shown_model(body.asked or entry.names.names[0], entry)
 
 
 @router.post("/pull", response_model=OllamaStatus, responses=OLLAMA_RESPONSES | OLLAMA_LINES)
-async def pull(body: OllamaPullRequest, context: Context) -> Response:
+async def pull(body: OllamaPullRequest, parts: Parts) -> Response:
     """Says that a model is there; another one is not downloaded."""
-    context.model.check_name(body.asked)
+    parts.models.entry(body.asked)
     success = OllamaStatus(status="success").model_dump_json()
     if body.stream is False:
         return Response(success, media_type="application/json")
     return Response(f"{OllamaStatus(status='pulling manifest').model_dump_json()}\n{success}\n", media_type=NDJSON)
 
 
+async def _asked_context(request: Request, parts: Parts) -> ServerContext | None:
+    """The model that a request asks for; None if it asks only to unload it."""
+    body = await request.json()
+    if isinstance(body, dict) and asks_to_unload(body):
+        return None
+    return await parts.models.context_of(request)
+
+
+# The context of a request that may have nothing to answer.
+AskedContext = Annotated[ServerContext | None, Depends(_asked_context)]
+
+
 @router.post("/chat", response_model=OllamaChatAnswer, responses=OLLAMA_GENERATION_RESPONSES)
-async def chat(body: OllamaChatRequest, request: Request, context: Context) -> Response:
+async def chat(body: OllamaChatRequest, request: Request, parts: Parts, context: AskedContext) -> Response:
     """Answers a conversation."""
+    if context is None:
+        return await _unload(body, parts)
     job = chat_job(body, context.model) if body.messages else None
     return await _respond(body, request, context, job)
 
 
 @router.post("/generate", response_model=OllamaGenerateAnswer, responses=OLLAMA_GENERATION_RESPONSES)
-async def generate(body: OllamaGenerateRequest, request: Request, context: Context) -> Response:
+async def generate(body: OllamaGenerateRequest, request: Request, parts: Parts, context: AskedContext) -> Response:
     """Answers a prompt, or continues it."""
+    if context is None:
+        return await _unload(body, parts)
     job = generate_job(body, context.model) if body.prompt else None
     return await _respond(body, request, context, job)
 
@@ -322,7 +343,7 @@ async def embed() -> None:
 @router.api_route("/blobs/{digest}", methods=["HEAD", "POST"], include_in_schema=False)
 async def manage_models() -> None:
     """Not here."""
-    raise HTTPException(501, "this server does not manage models: it serves the one that it was started with")
+    raise HTTPException(501, "this server does not manage models: it serves those that it was started with")
 
 
 async def _respond(
@@ -333,9 +354,27 @@ async def _respond(
 ) -> Response:
     """The answer; without a job, that there is nothing to answer."""
     headers = context.ignored_fields.check(body, ignored_options(body.options, context.model_info.context_length))
+    context.models.keep(context.model.name, body.keep_alive)
     if job is not None:
         return await respond(request, context, job, OllamaAnswerWriter(body, job), headers)
-    answer = empty_answer(body, context.model.named(body.model).name).model_dump_json()
+    return _nothing_to_answer(body, context.model.named(body.model).name, "load", headers)
+
+
+async def _unload(body: OllamaChatRequest | OllamaGenerateRequest, parts: ServerParts) -> Response:
+    """Unloads a model, where models can be unloaded; says so in any case, since clients ask for no more."""
+    name = body.model or parts.models.entry(None).names.names[0]
+    headers = parts.ignored_fields.check(body)
+    await parts.models.unload(name)
+    return _nothing_to_answer(body, name, "unload", headers)
+
+
+def _nothing_to_answer(
+    body: OllamaChatRequest | OllamaGenerateRequest,
+    name: str,
+    reason: Literal["load", "unload"],
+    headers: Mapping[str, str],
+) -> Response:
+    answer = empty_answer(body, name, reason).model_dump_json()
     if body.streams:
         return Response(f"{answer}\n", media_type=NDJSON, headers=headers)
     return Response(answer, media_type="application/json", headers=headers)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from jaxis.errors import RequestError
-from jaxis.server.context import Context, ServerContext
+from jaxis.sampling_params import SamplingParams
+from jaxis.server.context import Context, ModelEntry, Parts
 from jaxis.server.generation.model_info import rfc3339
+from jaxis.server.http.body import is_none
 from jaxis.server.http.openapi import LOOKUP_ERRORS
 from jaxis.version import __version__
 
@@ -44,8 +46,18 @@ class ModelMeta(BaseModel):
     size: int
 
 
+class ModelStatus(BaseModel):
+    """Whether a model is loaded, as llama-server tells it.
+
+    Attributes:
+      value: "unloaded", "loading", "loaded" or "unloading".
+    """
+
+    value: str
+
+
 class ModelCard(BaseModel):
-    """A name under which the model is served.
+    """A name under which a model is served. Of a model that was never loaded, what only its engine knows is left out.
 
     Attributes:
       type: Anthropic's counterpart of `object`.
@@ -60,6 +72,7 @@ class ModelCard(BaseModel):
       quantization: How most of the weights are stored, such as "int8"; None if that is unknown.
       default_parameters: Sampling parameters of a request that leaves them out.
       meta: llama-server's figures.
+      status: Whether it is loaded.
     """
 
     id: str
@@ -70,17 +83,18 @@ class ModelCard(BaseModel):
     owned_by: str = "jaxis"
     root: str
     display_name: str
-    max_model_len: int
-    context_length: int
-    max_input_tokens: int
-    max_output_tokens: int
-    max_tokens: int
+    max_model_len: int | None = Field(default=None, exclude_if=is_none)
+    context_length: int | None = Field(default=None, exclude_if=is_none)
+    max_input_tokens: int | None = Field(default=None, exclude_if=is_none)
+    max_output_tokens: int | None = Field(default=None, exclude_if=is_none)
+    max_tokens: int | None = Field(default=None, exclude_if=is_none)
     input_modalities: list[str] = ["text"]
     output_modalities: list[str] = ["text"]
     capabilities: list[str]
     quantization: str | None
     default_parameters: dict[str, float]
-    meta: ModelMeta
+    meta: ModelMeta | None = Field(default=None, exclude_if=is_none)
+    status: ModelStatus
 
 
 class ModelList(BaseModel):
@@ -156,16 +170,16 @@ class Properties(BaseModel):
 
 
 @router.get("/v1/models", responses=LOOKUP_ERRORS)
-async def list_models(context: Context) -> ModelList:
-    """The names under which the model is served."""
-    names = context.model.names
-    return ModelList(data=[_card(name, context) for name in names], first_id=names[0], last_id=names[-1])
+async def list_models(parts: Parts) -> ModelList:
+    """The names of all models, and whether they are loaded."""
+    cards = [_card(name, entry) for entry in parts.models.entries() for name in entry.names.names]
+    return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
 
 
 @router.get("/v1/models/{model:path}", responses=LOOKUP_ERRORS)
-async def retrieve_model(model: str, context: Context) -> ModelCard:
+async def retrieve_model(model: str, parts: Parts) -> ModelCard:
     """One of them."""
-    return _card(context.model.named(model).name, context)
+    return _card(model, parts.models.entry(model))
 
 
 @router.get("/props", responses=LOOKUP_ERRORS)
@@ -175,7 +189,7 @@ async def properties(context: Context) -> Properties:
     special_tokens = tokenizer.special_tokens if tokenizer else {}
     return Properties(
         default_generation_settings=GenerationSettings(
-            n_ctx=context.model_info.context_length, params=_default_parameters(context)
+            n_ctx=context.model_info.context_length, params=_default_parameters(context.model.default_sampling_params)
         ),
         total_slots=context.engine.info.max_num_seqs,
         model_alias=context.model.name,
@@ -207,33 +221,33 @@ async def tokenizer_info(context: Context) -> TokenizerInfo:
     )
 
 
-def _card(name: str, context: ServerContext) -> ModelCard:
-    info = context.model_info
-    length = info.context_length
-    return ModelCard(
+def _card(name: str, entry: ModelEntry) -> ModelCard:
+    info, facts = entry.info, entry.facts
+    card = ModelCard(
         id=name,
         created=int(info.modified.timestamp()),
         created_at=rfc3339(info.modified),
-        root=context.model.name,
+        root=entry.names.names[0],
         display_name=name,
-        max_model_len=length,
-        context_length=length,
-        max_input_tokens=length,
-        max_output_tokens=length,
-        max_tokens=length,
         capabilities=info.capabilities("reasoning"),
         quantization=info.weight_type or None,
-        default_parameters=_default_parameters(context),
-        meta=ModelMeta(
-            n_ctx=length,
-            n_ctx_train=info.trained_len,
-            n_params=info.num_parameters,
-            n_vocab=context.engine.info.vocab_size,
-            size=info.file_bytes,
-        ),
+        default_parameters={},
+        status=ModelStatus(value=entry.state),
     )
+    if facts is None:
+        return card
+    length = info.context_length
+    lengths = ("max_model_len", "context_length", "max_input_tokens", "max_output_tokens", "max_tokens")
+    meta = ModelMeta(
+        n_ctx=length,
+        n_ctx_train=info.trained_len,
+        n_params=info.num_parameters,
+        n_vocab=facts.vocab_size,
+        size=info.file_bytes,
+    )
+    defaults = _default_parameters(facts.default_sampling_params)
+    return card.model_copy(update={**dict.fromkeys(lengths, length), "default_parameters": defaults, "meta": meta})
 
 
-def _default_parameters(context: ServerContext) -> dict[str, float]:
-    defaults = context.engine.info.default_sampling_params
+def _default_parameters(defaults: SamplingParams) -> dict[str, float]:
     return {parameter: getattr(defaults, parameter) for parameter in _SHOWN_DEFAULTS}

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from jaxis.server.context import Context
+from jaxis.server.context import Parts
 from jaxis.server.http.api_keys import current_api_key
 from jaxis.server.http.openapi import ADMIN_ERRORS, LOOKUP_ERRORS
 from jaxis.version import __version__
@@ -30,30 +30,31 @@ _UP_OR_NOT: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/health", responses=_UP_OR_NOT)
-async def health(context: Context) -> Response:
+async def health(parts: Parts) -> Response:
     """200 while the engine makes progress or has nothing to do; 503 tells a supervisor to restart the server."""
-    if context.engine.is_making_progress:
+    if parts.models.is_making_progress:
         return JSONResponse({"status": "ok"})
     return JSONResponse({"status": "the engine makes no progress"}, status_code=503)
 
 
 @router.get("/ping", responses=_UP_OR_NOT)
 @router.post("/ping", responses=_UP_OR_NOT)
-async def ping(context: Context) -> Response:
+async def ping(parts: Parts) -> Response:
     """The same as /health, where Amazon SageMaker looks for it."""
-    return await health(context)
+    return await health(parts)
 
 
 @router.get("/load", responses=LOOKUP_ERRORS)
-async def load(context: Context) -> dict[str, int]:
+async def load(parts: Parts) -> dict[str, int]:
     """How many completions run or wait, for load balancers; under vLLM's name."""
-    return {"server_load": context.engine.num_reserved}
+    contexts = [entry.context for entry in parts.models.entries()]
+    return {"server_load": sum(context.engine.num_reserved for context in contexts if context is not None)}
 
 
 @router.get("/ready", responses=_UP_OR_NOT)
-async def ready(context: Context) -> Response:
+async def ready(parts: Parts) -> Response:
     """200 while new requests are welcome; 503 during shutdown too."""
-    if context.engine.is_accepting and context.engine.is_making_progress:
+    if parts.models.is_accepting and parts.models.is_making_progress:
         return JSONResponse({"status": "ready"})
     return JSONResponse({"status": "not ready"}, status_code=503)
 
@@ -65,9 +66,9 @@ async def version() -> dict[str, str]:
 
 
 @router.get("/metrics", response_class=Response, responses=LOOKUP_ERRORS | {200: {"content": {"text/plain": {}}}})
-async def metrics(context: Context) -> Response:
+async def metrics(parts: Parts) -> Response:
     """Metrics for Prometheus."""
-    return Response(context.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(parts.server_metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def _check_admin() -> None:
@@ -85,9 +86,11 @@ class Success(BaseModel):
 
 
 @router.post("/reset_prefix_cache", responses=ADMIN_ERRORS, dependencies=[Depends(_check_admin)])
-async def reset_prefix_cache(context: Context) -> Success:
-    """Empties the prefix cache: requests from now on find nothing in it. Under vLLM's name."""
-    context.engine.reset_prefix_cache()
+async def reset_prefix_cache(parts: Parts) -> Success:
+    """Empties the prefix cache, of all loaded models: requests from now on find nothing in it. Under vLLM's name."""
+    for entry in parts.models.entries():
+        if entry.context is not None:
+            entry.context.engine.reset_prefix_cache()
     return Success()
 
 

@@ -1,0 +1,132 @@
+"""A server of one model, which is loaded before the server starts and stays loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import Request, Response
+
+from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.errors import EngineError
+from jaxis.parsing.model_parsers import ModelParsers
+from jaxis.server.config import ServerConfig
+from jaxis.server.context import Handler, KnownModel, ModelEntry, ServedModels, ServerContext, ServerParts
+from jaxis.server.generation.model_info import ServedModelInfo
+from jaxis.server.generation.served_model import ModelNames, ServedModel
+from jaxis.server.observability.metrics import ModelMetrics
+
+
+def model_context(
+    parts: ServerParts, engine: AsyncLLMEngine, config: ServerConfig, metrics: ModelMetrics | None = None
+) -> ServerContext:
+    """A loaded model in its server.
+
+    Args:
+      parts: What it shares with the server's other models.
+      engine: The model's.
+      config: How the model is served.
+      metrics: Of the same model, as it was loaded before; None makes some.
+
+    Raises:
+      ConfigError: There is no such parser.
+    """
+    parsers = ModelParsers.select(
+        engine.tokenizer, engine.info.model_type, tool=config.tool_call_parser, reasoning=config.reasoning_parser
+    )
+    model = ServedModel(
+        names=config.served_model_names,
+        tokenizer=engine.tokenizer and engine.tokenizer.limited_to(engine.info.max_model_len),
+        default_sampling_params=engine.info.default_sampling_params,
+        grammar_compiler=engine.grammar_compiler,
+        parsers=parsers,
+        aliases=config.model_aliases,
+        fingerprint=engine.info.fingerprint or None,
+    )
+    info = ServedModelInfo.of(engine.info, engine.tokenizer, parsers)
+    if metrics is None:
+        metrics = ModelMetrics(model.name, engine.info, engine.stats, prefix=config.metrics_prefix)
+        parts.server_metrics.add(metrics)
+    else:
+        metrics.watch(engine.info, engine.stats)
+    shared = vars(parts) | {"config": config, "tracer": parts.tracer and parts.tracer.of_model(model.name)}
+    return ServerContext(**shared, engine=engine, model=model, model_info=info, metrics=metrics)
+
+
+class OneModel(ServedModels):
+    """Serves one engine, whatever model a request asks for: the routes check its name.
+
+    Args:
+      engine: Not started yet.
+      config: How to serve it.
+    """
+
+    def __init__(self, engine: AsyncLLMEngine, config: ServerConfig) -> None:
+        self._engine = engine
+        self._config = config
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Why the engine has ended for good."""
+        return self._engine.failure
+
+    def join(self, parts: ServerParts) -> None:
+        """See `ServedModels.join`."""
+        self._context = model_context(parts, self._engine, self._config)
+        self._entry = ModelEntry(
+            names=ModelNames(self._config.served_model_names, self._config.model_aliases),
+            state="loaded",
+            info=self._context.model_info,
+            facts=KnownModel.of(self._context),
+            context=self._context,
+        )
+
+    async def start(self) -> None:
+        """Starts the engine."""
+        self._engine.start()
+
+    async def drain(self, deadline_seconds: float) -> None:
+        """See `AsyncLLMEngine.drain`."""
+        await self._engine.drain(deadline_seconds)
+
+    async def shutdown(self) -> None:
+        """Ends the engine."""
+        await self._engine.shutdown()
+
+    async def context_of(self, request: Request) -> ServerContext:  # noqa: ARG002 (there is one model)
+        """The model."""
+        return self._context
+
+    async def answer(self, request: Request, handler: Handler) -> Response:
+        """The handler's answer."""
+        return await handler(request)
+
+    def entries(self) -> Sequence[ModelEntry]:
+        """The model."""
+        return [self._entry]
+
+    def entry(self, name: str | None) -> ModelEntry:
+        """The model, if the name is one of its own, or none."""
+        self._entry.names.check(name)
+        return self._entry
+
+    def keep(self, name: str, keep_alive: str | float | None) -> None:
+        """No effect: it stays loaded."""
+
+    async def load(self, name: str | None) -> None:
+        """It is loaded, if the name is one of its own."""
+        self._entry.names.check(name)
+
+    async def unload(self, name: str | None) -> bool:
+        """It stays loaded."""
+        self._entry.names.check(name)
+        return False
+
+    @property
+    def is_making_progress(self) -> bool:
+        """Whether the engine is."""
+        return self._engine.is_making_progress
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the engine is."""
+        return self._engine.is_accepting
