@@ -13,8 +13,12 @@ import safetensors.numpy
 
 from jaxis import LLM
 from jaxis.engine import memory_plan
+from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution import cache_memory
+from jaxis.engine.memory_budget import MemoryBudget
+from jaxis.engine.setup import build_engine
 from jaxis.errors import ConfigError, EngineError
+from jaxis.host.progress import ProgressDisplay
 from tests.support.cli_model import CONFIG, write_checkpoint
 from tests.support.eagle_checkpoints import write_head, write_target
 from tests.support.simulated_devices import run_on_devices
@@ -174,6 +178,27 @@ def test_what_does_not_fit_is_refused_before_it_is_loaded_unless_it_was_asked_fo
     line, llm = plan(nbytes, quantization="none")
     assert has_bytes(llm, FLOAT_BYTES)
     assert "weights as asked for, although they take 12.4 MiB and 3.2 MiB are free; 4096 tokens" in line
+
+
+@pytest.mark.parametrize("others_have", [0, FLOAT_BYTES * 100])
+def test_among_other_engines_weights_are_those_of_one_alone_and_the_cache_is_a_share(folder, monkeypatch, others_have):
+    """What is free at the moment decides nothing."""
+    monkeypatch.setattr(memory_plan, "_STEP_BYTES", 0)
+    monkeypatch.setattr(memory_plan, "_CPU_SHARE", 1.0)
+    monkeypatch.setattr(memory_plan, "free_host_bytes", lambda: others_have)
+    admitted = []
+    total, share = FLOAT_BYTES * 10, int(FLOAT_BYTES + 2 * MIB)
+    args = EngineArgs(model=str(folder), fit_memory=True, max_num_seqs=4)
+    shared = MemoryBudget(total, share)
+    built = build_engine(args, ProgressDisplay(False), shared=shared, admit=admitted.append)
+    built.engine.close()
+    assert built.engine.max_model_len == pytest.approx(2 * MIB * 0.75 / CACHE_BYTES_A_TOKEN, rel=0.02)
+    assert admitted == [pytest.approx(FLOAT_BYTES + 2 * MIB * 0.75, rel=0.03)]
+    needed = MemoryBudget(total, 0)  # a share that has no room for the weights leaves the least useful cache
+    built = build_engine(args, ProgressDisplay(False), shared=needed, admit=admitted.append)
+    built.engine.close()
+    assert built.engine.max_model_len == 4096
+    assert admitted[1:] == [pytest.approx(FLOAT_BYTES + 4096 * CACHE_BYTES_A_TOKEN, rel=0.03)]
 
 
 @pytest.mark.parametrize("qtype", ["int6", "int5"])

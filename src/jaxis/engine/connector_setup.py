@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxis.engine.execution.cache_memory import free_host_bytes
 from jaxis.engine.execution.kv_cache import CachePlan
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.fingerprint import blocks_fingerprint
@@ -20,6 +19,7 @@ from jaxis.engine.kv_store.store import LEASE_SECONDS, KVStore
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.extras import check_extra
+from jaxis.host.machine import free_host_bytes
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

@@ -17,7 +17,7 @@ import numpy as np
 from jaxis.config import VllmConfig
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE, free_host_bytes
+from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
 from jaxis.engine.execution.cache_specs import cache_specs, kv_cache_specs, own_cache_specs
 from jaxis.engine.execution.kv_cache import (
     CPU_TOKENS_PER_SEQ,
@@ -27,9 +27,11 @@ from jaxis.engine.execution.kv_cache import (
     unit_bytes,
 )
 from jaxis.engine.execution.state_cache import STATE_SHARE, num_state_slots, useful_slots
+from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.engine.scheduling.state_slots import MIN_SLOTS
 from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
+from jaxis.host.machine import free_host_bytes
 from jaxis.kernels import native
 from jaxis.layers.module import JaxModule
 from jaxis.layers.weight_bytes import weight_bytes
@@ -59,12 +61,14 @@ class MemoryPlan:
       max_model_len: Most tokens of a request; None as it would be without a plan.
       kv_cache_memory: Bytes of the KV cache; None leaves it to the engine.
       line: What was chosen, why, and the options that choose otherwise.
+      nbytes: All that the engine will take of the host's memory on CPU, about; 0 on other devices.
     """
 
     quantization: str | None
     max_model_len: int | None
     kv_cache_memory: int | None
     line: str
+    nbytes: int
 
     def apply(self, args: EngineArgs) -> EngineArgs:
         """The arguments as planned."""
@@ -122,6 +126,7 @@ def plan_memory(
     meshes: Sequence[jax.sharding.Mesh],
     stored_bytes: int | None,
     make_draft: Callable[[EngineArgs], PlannedDraft | None],
+    shared: MemoryBudget | None = None,
 ) -> MemoryPlan | None:
     """Chooses the widest weights that fit beside a useful context, and then the longest context that fits.
 
@@ -135,6 +140,7 @@ def plan_memory(
       stored_bytes: Bytes of a checkpoint whose weights stay as they are; None for one in floats, which can
         be quantized.
       make_draft: What drafts for the model with arguments; None without, and for a layer of the model's checkpoint.
+      shared: The host's memory where other engines share it, on CPU; None is all that is free now.
 
     Returns:
       The plan; None for devices that do not say how much memory they have.
@@ -145,12 +151,14 @@ def plan_memory(
     config = make_config(args)
     mesh = meshes[0]
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    free = free_host_bytes() if on_cpu else _free_device_bytes(meshes)
+    shared = shared if on_cpu else None
+    free = _free_device_bytes(meshes) if not on_cpu else free_host_bytes() if shared is None else shared.total_bytes
     if free is None:
         return None
     # On CPU, blocks beyond the KV cache are in the same memory.
     kept = args.kv_offloading_bytes or 0
     budget = int(free * _CPU_SHARE) - _STEP_BYTES - kept if on_cpu else free
+    own_budget = budget if shared is None else int(shared.share_bytes * _CPU_SHARE) - _STEP_BYTES - kept
     draft = make_draft(args)
     models = _stage_models(config, len(meshes))
     specs = [cache_specs(model, config) if len(models) == 1 else own_cache_specs(model) for model in models]
@@ -187,10 +195,11 @@ def plan_memory(
         widths.append(width(QUANTIZATIONS[tried], quantized, make_draft(quantized_args)))
     memory, context = None, wanted
     if on_cpu:
-        memory = cache.memory(at_least=needed, left=budget - widths[-1].nbytes)
+        memory = cache.memory(at_least=needed, left=own_budget - widths[-1].nbytes)
         context = cache.context(memory)
     line = _line(widths, memory, context, wanted, free, is_chosen=_is_chosen(args), can_quantize=stored_bytes is None)
-    return MemoryPlan(widths[-1].quantization, context if context < wanted else None, memory, line)
+    nbytes = widths[-1].nbytes + (memory or 0) + _STEP_BYTES + kept if on_cpu else 0
+    return MemoryPlan(widths[-1].quantization, context if context < wanted else None, memory, line, nbytes)
 
 
 @dataclass(frozen=True)

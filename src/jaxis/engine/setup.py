@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from jaxis.engine.fingerprint import engine_fingerprint
 from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, sampling_defaults
 from jaxis.engine.hosts.group import NO_OTHER_HOSTS, HostGroup
 from jaxis.engine.loaded_model import LoadedModel
+from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, plan_memory
 from jaxis.engine.opened_model import OpenedModel, facts_of_model, open_model
 from jaxis.engine.settings import check_quant_method, make_vllm_config
@@ -67,6 +68,8 @@ def build_engine(
     opened: OpenedModel | None = None,
     quant_method: str | None = None,
     needs_chat_template: bool = False,
+    shared: MemoryBudget | None = None,
+    admit: Callable[[int], None] | None = None,
 ) -> BuiltEngine:
     """Loads the model and allocates the cache; with several hosts, once the others have come.
 
@@ -76,12 +79,22 @@ def build_engine(
       opened: Its checkpoint; None: it is found by the arguments.
       quant_method: How the checkpoint is expected to be quantized; None is any way.
       needs_chat_template: Whether to refuse a model that has none, before its weights are read.
+      shared: The host's memory where other engines share it; None is all that is free.
+      admit: Called with the bytes that a plan says the engine will take (0 without a plan), before its weights are
+        read; may wait, and may raise.
 
     Raises:
       ConfigError, CheckpointError, EngineError: See `LLM`.
     """
     build = functools.partial(
-        _build_engine, args, progress, opened, quant_method=quant_method, needs_chat_template=needs_chat_template
+        _build_engine,
+        args,
+        progress,
+        opened,
+        quant_method=quant_method,
+        needs_chat_template=needs_chat_template,
+        shared=shared,
+        admit=admit,
     )
     if args.nnodes == 1:
         return build(None)
@@ -108,6 +121,8 @@ def _build_engine(
     *,
     quant_method: str | None,
     needs_chat_template: bool,
+    shared: MemoryBudget | None,
+    admit: Callable[[int], None] | None,
 ) -> BuiltEngine:
     _check_ranks_share(args)
     opened = opened or open_model(args)
@@ -124,11 +139,12 @@ def _build_engine(
     if followers is not None:
         followers.build(args, facts_of_model(path, args))
     meshes = opened.make_meshes(args)
-    if args.fit_memory:
-        plan = _plan_memory(args, path, opened.config, meshes)
-        if plan is not None:
-            progress.note(plan.line)
-            args = plan.apply(args)
+    plan = _plan_memory(args, path, opened.config, meshes, shared) if args.fit_memory else None
+    if admit is not None:
+        admit(0 if plan is None else plan.nbytes)
+    if plan is not None:
+        progress.note(plan.line)
+        args = plan.apply(args)
     loaded = opened.load(args, meshes, progress)
     _note_config(opened.config, hf_config, path, progress)
     executor = loaded.executor() if followers is None else _leading_executor(args, loaded, followers)
@@ -194,7 +210,11 @@ def _note_context(args: EngineArgs, hf_config: HFConfig, wanted: int, fitting: i
 
 
 def _plan_memory(
-    args: EngineArgs, path: Path, config: ConfigValues, meshes: Sequence[jax.sharding.Mesh]
+    args: EngineArgs,
+    path: Path,
+    config: ConfigValues,
+    meshes: Sequence[jax.sharding.Mesh],
+    shared: MemoryBudget | None,
 ) -> MemoryPlan | None:
     def make_config(args: EngineArgs) -> VllmConfig:
         # A config of its own each time: keys that are read here do not count as read by the model.
@@ -209,7 +229,7 @@ def _plan_memory(
         model = construct_draft(draft_config, speculative.method)
         return PlannedDraft(model, draft_config, _stored_bytes(draft_args, draft_config))
 
-    return plan_memory(args, make_config, meshes, _stored_bytes(args, make_config(args)), make_draft)
+    return plan_memory(args, make_config, meshes, _stored_bytes(args, make_config(args)), make_draft, shared)
 
 
 def _stored_bytes(args: EngineArgs, config: VllmConfig) -> int | None:

@@ -64,7 +64,21 @@ def return_free_memory() -> None:
         trim(0)
 
 
-# The most memory that this process has had.
+# The memory of the machine, and the most that this process has had.
+
+
+def free_host_bytes() -> int:
+    """Main memory that this process could still take."""
+    free = psutil.virtual_memory().available
+    # A container's own limit, which the system-wide figure does not include. Pages of files that nobody has used for a
+    # while, such as those of weights that were read, count as used there, and make way.
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return min(free, limit - used + int(stat.get("inactive_file", 0)))
+    except (OSError, ValueError):
+        return free
 
 
 def peak_memory_bytes() -> int:

@@ -20,6 +20,7 @@ from jaxis.engine.frontend.engine_client import EngineClient, EngineOutputs, Sub
 from jaxis.engine.frontend.engine_process import EngineProcess
 from jaxis.engine.frontend.output_stream import merge_outputs
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, ReasoningTokens
+from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.errors import CheckpointError, ConfigError, OverloadedError, RequestError, UnavailableError
 from jaxis.host.channel import MessageReader, to_frame
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
@@ -253,6 +254,23 @@ def test_a_closed_connection_ends_it_at_once_only_before_it_is_served(monkeypatc
         theirs.close()
         engine_worker.end_with(ours, served)
     assert codes == ([] if is_served else [1])
+
+
+def test_an_engine_that_gets_no_memory_ends_before_it_reads_its_weights():
+    asked = []
+
+    def refuse(num_bytes):
+        asked.append(num_bytes)
+        raise UnavailableError("no")
+
+    before = set(psutil.Process().children())
+    shared = MemoryBudget(1 << 33, 1 << 32)
+    arguments = {**ARGUMENTS, "fit_memory": True}
+    with pytest.raises(UnavailableError, match="no"):
+        EngineProcess(arguments, stall_seconds=60.0, shared=shared, admit=refuse)
+    assert len(asked) == 1
+    assert asked[0] > 8 << 20, "the cache and more"
+    assert set(psutil.Process().children()) == before
 
 
 def test_the_server_leaves_the_devices_to_the_engine():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
-import psutil
 
 from jaxis.errors import EngineError
+from jaxis.host.machine import free_host_bytes
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -50,14 +49,3 @@ def check_is_free(num_bytes: int) -> None:
             f"the KV cache would take {num_bytes / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory are free: give a "
             "smaller kv_cache_memory"
         )
-
-
-def free_host_bytes() -> int:
-    """Main memory that this process could still take."""
-    free = psutil.virtual_memory().available
-    # A container's own limit, which the system-wide figure does not include.
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    try:
-        return min(free, int(limit.read_text()) - int(used.read_text()))
-    except (OSError, ValueError):
-        return free

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from jaxis.engine.frontend import wire
 from jaxis.engine.frontend.engine_client import EngineCallbacks, EngineClient, EngineInfo, EngineStats, Submission
 from jaxis.engine.grammar.compiler import GrammarCompiler
+from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.errors import EngineError, JaxisError
 from jaxis.host.channel import MessageReader, to_frame
 from jaxis.tokenizer.template_choice import read_tokenizer
@@ -51,9 +52,10 @@ class EngineChild:
 
     Args:
       settings: The line that `engine_worker` reads.
+      waits: Whether it waits for `admit` before it reads its weights.
     """
 
-    def __init__(self, settings: bytes) -> None:
+    def __init__(self, settings: bytes, *, waits: bool = False) -> None:
         self.connection, theirs = socket.socketpair()
         self.reports = MessageReader(wire.REPORTS)
         for end in (self.connection, theirs):
@@ -67,15 +69,20 @@ class EngineChild:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the process has ended, which `wait_until_ready` reports
             self._process.stdin.write(settings + b"\n")
-            self._process.stdin.close()
+            self._process.stdin.flush()
+            if not waits:
+                self._process.stdin.close()
 
     @property
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
 
-    def wait_until_ready(self) -> EngineInfo:
+    def wait_until_ready(self, admit: Callable[[int], None] = lambda _: None) -> EngineInfo:
         """Waits for the engine, which may take minutes.
+
+        Args:
+          admit: Called with the bytes of memory that it will take, before it reads its weights.
 
         Raises:
           JaxisError: What building the engine raised.
@@ -85,9 +92,18 @@ class EngineChild:
             for report in self.reports.feed(data):
                 if isinstance(report, wire.EngineFailed):
                     raise report.error()
+                if isinstance(report, wire.LoadPlanned):
+                    admit(report.num_bytes)
+                    self._go_on()
                 if isinstance(report, wire.EngineReady):
                     return report.info
         raise EngineError(f"the engine process ended during start-up: {self.end()}")
+
+    def _go_on(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(b"\n")
+            self._process.stdin.close()
 
     def end(self) -> str:
         """Ends the process, which has closed its connection or failed; returns how it ended."""
@@ -146,6 +162,9 @@ class EngineProcess(EngineClient):
       stall_seconds: How long a step may take; see `EngineThread.is_making_progress`.
       log: How to write the log; None writes none.
       max_restarts: How often another process may be started; None is MAX_RESTARTS; 0 where another program does that.
+      shared: The host's memory where other engines share it; None is all that is free.
+      admit: With `shared`: called with the bytes of memory that the engine will take, before it reads its weights; may
+        wait for room, and may raise. An engine that is started again takes what it had.
 
     Raises:
       JaxisError: What building the engine raised.
@@ -159,17 +178,21 @@ class EngineProcess(EngineClient):
         stall_seconds: float,
         log: LogSettings | None = None,
         max_restarts: int | None = None,
+        shared: MemoryBudget | None = None,
+        admit: Callable[[int], None] = lambda _: None,
     ) -> None:
         settings = {
             "engine": {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in arguments.items()},
             "stall_seconds": stall_seconds,
             "log": log and dataclasses.asdict(log),
+            "shared": shared and dataclasses.asdict(shared),
         }
+        self._waits = shared is not None
         self._max_restarts = MAX_RESTARTS if max_restarts is None else max_restarts
         self._settings = json.dumps(settings).encode()
-        self._child = EngineChild(self._settings)
+        self._child = EngineChild(self._settings, waits=self._waits)
         try:
-            self.info = self._child.wait_until_ready()
+            self.info = self._child.wait_until_ready(admit)
             self.tokenizer = read_tokenizer(Path(self.info.model_folder), arguments.get("chat_template"))
         except BaseException:
             self._child.kill()
@@ -183,7 +206,7 @@ class EngineProcess(EngineClient):
         self._stopping = threading.Event()
         self._child_lock = threading.Lock()  # no child is started once `_stopping` is set
         self._restart_times: list[float] = []
-        self._losses: queue.SimpleQueue[tuple[float, float]] = queue.SimpleQueue()  # see `_start_again`
+        self._losses: queue.SimpleQueue[tuple[float, float] | None] = queue.SimpleQueue()  # see `_start_again`
         # Started here, since a thread hands its priority on, and the event loop's may be lowered.
         threading.Thread(target=self._start_when_lost, name="jaxis-restart", daemon=True).start()
 
@@ -219,6 +242,7 @@ class EngineProcess(EngineClient):
         """Ends the process; returns whether it exited by itself in time. May be called from another thread."""
         with self._child_lock:
             self._stopping.set()
+        self._losses.put(None)
         return self._child.stop(timeout_seconds)
 
     def is_making_progress(self, stall_seconds: float) -> bool:
@@ -264,7 +288,9 @@ class EngineProcess(EngineClient):
             data = b""
         if not data:
             self._hang_up()
-            if not self._stopping.is_set():
+            if self._stopping.is_set():
+                self._child.connection.close()
+            else:
                 self._restart(f"its process ended ({self._child.end()})")
             return
         for report in self._child.reports.feed(data):
@@ -306,8 +332,8 @@ class EngineProcess(EngineClient):
 
     def _start_when_lost(self) -> None:
         """Runs in a thread."""
-        while not self._stopping.is_set():
-            self._start_again(*self._losses.get())
+        while (loss := self._losses.get()) is not None:
+            self._start_again(*loss)
 
     def _start_again(self, lost_time: float, delay_seconds: float) -> None:
         self._stopping.wait(delay_seconds)
@@ -315,7 +341,7 @@ class EngineProcess(EngineClient):
             if self._stopping.is_set():
                 return
             self._child.connection.close()
-            self._child = EngineChild(self._settings)
+            self._child = EngineChild(self._settings, waits=self._waits)
         try:
             self._child.wait_until_ready()
         except (JaxisError, OSError) as error:

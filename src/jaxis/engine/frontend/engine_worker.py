@@ -155,6 +155,13 @@ def end_with(connection: socket.socket, is_served: threading.Event) -> None:
         os._exit(1)
 
 
+def _wait_for_memory(connection: socket.socket, num_bytes: int) -> None:
+    """Waits until the server has made room for the engine, or ends the process with it."""
+    connection.sendall(to_frame(wire.LoadPlanned(num_bytes)))
+    if not sys.stdin.readline():
+        os._exit(1)
+
+
 def main() -> None:
     """Builds the engine that the first line on stdin describes, and serves it."""
     # The server's process decides when to end. A signal sent to both must not cut off the requests that it drains.
@@ -170,12 +177,16 @@ def main() -> None:
 
         set_up_logs(**settings["log"])
     from jaxis.engine.arguments import EngineArgs
+    from jaxis.engine.memory_budget import MemoryBudget
     from jaxis.engine.setup import build_engine
     from jaxis.host.progress import ProgressDisplay
 
     progress = ProgressDisplay()
+    shared, admit = None, None
+    if settings.get("shared") is not None:
+        shared, admit = MemoryBudget(**settings["shared"]), functools.partial(_wait_for_memory, connection)
     try:
-        built = build_engine(EngineArgs(**settings["engine"]), progress)
+        built = build_engine(EngineArgs(**settings["engine"]), progress, shared=shared, admit=admit)
     except JaxisError as error:
         connection.sendall(to_frame(wire.EngineFailed.of(error)))
         return

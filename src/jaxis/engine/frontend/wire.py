@@ -86,6 +86,12 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
 Command = AddRequest | AbortRequest | ResetPrefixCache
 
 
+class LoadPlanned(msgspec.Struct, tag="planned"):
+    """The engine will take so many bytes of memory; it waits for a line on stdin before it reads its weights."""
+
+    num_bytes: int
+
+
 class EngineReady(msgspec.Struct, tag="ready"):
     """The engine is built."""
 
@@ -156,7 +162,7 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
     stats: EngineStats
 
 
-Report = EngineReady | EngineFailed | StepOutputs | Heartbeat
+Report = LoadPlanned | EngineReady | EngineFailed | StepOutputs | Heartbeat
 
 COMMANDS = msgspec.msgpack.Decoder(Command)
 """Decodes what the server's process sends."""
