@@ -3,36 +3,53 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import json
 import logging
-import os
 import secrets
 import signal
 import socket
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.options import ChatTemplate, Debug, EngineOptions, expand_options
-from jaxis.cli.serve_options import KEY_VARIABLE, HostOptions, LimitOptions, ServerOptions, client_lines
+from jaxis.cli.serve_options import (
+    KEY_VARIABLE,
+    HostOptions,
+    LimitOptions,
+    ServerOptions,
+    SeveralModelsOptions,
+    client_lines,
+)
 from jaxis.engine.arguments import EngineArgs
+from jaxis.errors import ConfigError
 from jaxis.host.extras import check_extra
 
 if TYPE_CHECKING:
     from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+    from jaxis.engine.memory_budget import MemoryBudget
     from jaxis.server.config import ServerConfig
     from jaxis.server.context import ServerParts
+    from jaxis.server.run import DrainingServer
+    from jaxis.server.several.settings import ModelSettings
     from jaxis.tokenizer import Tokenizer
 
 
 @expand_options
 def serve(
     model: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="Folder, file or Hub id (default: embedded model).", show_default=False),
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Folder, file or Hub id (default: embedded model); several are loaded when they are asked for.",
+            show_default=False,
+        ),
     ] = None,
+    several: SeveralModelsOptions = SeveralModelsOptions(),  # noqa: B008
     server: ServerOptions = ServerOptions(),  # noqa: B008 (frozen; only its type is used)
     limits: LimitOptions = LimitOptions(),  # noqa: B008
     hosts: HostOptions = HostOptions(),  # noqa: B008
@@ -48,7 +65,7 @@ def serve(
     engine: EngineOptions = EngineOptions(),  # noqa: B008
     debug: Debug = False,
 ) -> None:
-    """Serve a model with an OpenAI-compatible API.
+    """Serve a model, or several, with an OpenAI-compatible API.
 
     Ctrl-C or SIGTERM lets running requests end, then the server stops. With --nnodes, several hosts run one model.
 
@@ -57,35 +74,104 @@ def serve(
       jaxis serve
       jaxis serve ./Qwen3-0.6B --max-model-len 8192 --port 8080
       jaxis serve Qwen/Qwen3-0.6B --served-model-name qwen --api-key "$KEY"
+      jaxis serve --models models.yaml --idle-timeout 10m
       jaxis serve ./model --host 0.0.0.0 --api-key-file keys.yaml --ssl-certfile cert.pem --ssl-keyfile key.pem
     """
     with report_errors(debug=debug):
         hosts.check()
         if hosts.node_rank > 0:
-            _follow(hosts, model)
+            _follow(hosts, model[0] if model else None)
             return
         check_extra("server", "jaxis serve")
-        config = _server_config(model, server, limits)
-        server.check_files()
-        server.check_tls()
-        server.check_metrics()
-        server.check_tracing()
-        # Checks everything that can fail before a minute of loading, not after it.
-        drawn_seed = secrets.randbits(32) if seed is None else None
-        engine_arguments = {
-            "model": model,
-            **engine.llm_arguments(),
-            **hosts.llm_arguments(),
-            "seed": drawn_seed if seed is None else seed,
-            "chat_template": chat_template,
-            "fit_memory": model is not None,
-        }
-        EngineArgs(**engine_arguments)
-        from jaxis.server.run import allow_many_connections, listen
+        if several.models is not None or len(model or ()) > 1:
+            _check_several(server, hosts)
+            own = {"chat_template": chat_template, "seed": seed}
+            groups = dataclasses.asdict(server) | dataclasses.asdict(limits) | dataclasses.asdict(engine)
+            _serve_several(
+                server, several, model or [], groups | own, _server_config(None, server, limits), debug=debug
+            )
+        else:
+            only = model[0] if model else None
+            _serve_one(
+                server, hosts, engine, only, chat_template, seed, _server_config(only, server, limits), debug=debug
+            )
 
+
+def _serve_one(
+    server: ServerOptions,
+    hosts: HostOptions,
+    engine: EngineOptions,
+    model: str | None,
+    chat_template: str | None,
+    seed: int | None,
+    config: ServerConfig,
+    *,
+    debug: bool,
+) -> None:
+    # Checks everything that can fail before a minute of loading, not after it.
+    server.check()
+    drawn_seed = secrets.randbits(32) if seed is None else None
+    engine_arguments = {
+        "model": model,
+        **engine.llm_arguments(),
+        **hosts.llm_arguments(),
+        "seed": drawn_seed if seed is None else seed,
+        "chat_template": chat_template,
+        "fit_memory": model is not None,
+    }
+    EngineArgs(**engine_arguments)
+    from jaxis.server.run import allow_many_connections, listen
+
+    allow_many_connections()
+    with listen(server.host, server.port) as listener:
+        _serve(server, config, engine_arguments, listener, drawn_seed=drawn_seed, debug=debug)
+
+
+def _check_several(server: ServerOptions, hosts: HostOptions) -> None:
+    """Raises ConfigError for options that several models cannot have in common."""
+    if hosts.nnodes > 1:
+        raise ConfigError("--nnodes is for one model: give one MODEL")
+    for option, value in (("--served-model-name", server.served_model_name), ("--model-alias", server.model_alias)):
+        if value:
+            raise ConfigError(f"{option} is for one model: give it to each in a file of --models")
+
+
+def _serve_several(
+    server: ServerOptions,
+    several: SeveralModelsOptions,
+    models: Sequence[str],
+    options: Mapping[str, Any],
+    config: ServerConfig,
+    *,
+    debug: bool,
+) -> None:
+    from jaxis.cli.serve_models import read_models
+
+    server.check()
+    settings, pool_limits = read_models(models, several, options, config)
+    with exit_on_interrupt():
+        from jaxis.engine.frontend.engine_process import EngineProcess, LogSettings
+        from jaxis.host.logs import set_up_logs
+        from jaxis.server.run import allow_many_connections, listen, make_models_server
+        from jaxis.server.several.pool import ModelPool
+
+        log = LogSettings(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
+
+        def start_engine(of_model: ModelSettings, shared: MemoryBudget, admit: Callable[[int], None]) -> EngineProcess:
+            stall_seconds = of_model.config.stall_seconds
+            arguments = of_model.engine_arguments
+            return EngineProcess(arguments, stall_seconds=stall_seconds, log=log, shared=shared, admit=admit)
+
+        pool = ModelPool(settings, pool_limits, start_engine)
         allow_many_connections()
-        with listen(server.host, server.port) as listener:
-            _serve(server, config, engine_arguments, listener, drawn_seed=drawn_seed, debug=debug)
+    with listen(server.host, server.port) as listener:
+        set_up_logs(as_json=log.as_json, level=log.level)
+        tls = server.tls_files()
+        uvicorn_server = make_models_server(pool, config, ssl_certfile=tls[0], ssl_keyfile=tls[1])
+        host, port = listener.getsockname()[:2]
+        for line in several_lines(settings, config, host, port, tls=tls[0] is not None):
+            note(line)
+        _run(uvicorn_server, config, listener)
 
 
 def _follow(hosts: HostOptions, model: str | None) -> None:
@@ -117,26 +203,28 @@ def _serve(
         from jaxis.engine.frontend.async_engine import AsyncLLMEngine
         from jaxis.engine.frontend.engine_process import EngineProcess, LogSettings
         from jaxis.host.logs import set_up_logs
-        from jaxis.host.machine import yield_to_others
         from jaxis.server.run import make_server
 
         log = LogSettings(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
         process = EngineProcess(engine_arguments, stall_seconds=config.stall_seconds, log=log)
     set_up_logs(as_json=log.as_json, level=log.level)
     engine = AsyncLLMEngine(process, max_queued=config.max_queued, stall_seconds=config.stall_seconds)
-    uvicorn_server = make_server(
-        engine,
-        config,
-        ssl_certfile=server.ssl_certfile and os.fspath(server.ssl_certfile),
-        ssl_keyfile=server.ssl_keyfile and os.fspath(server.ssl_keyfile),
-    )
+    tls = server.tls_files()
+    uvicorn_server = make_server(engine, config, ssl_certfile=tls[0], ssl_keyfile=tls[1])
     host, port = listener.getsockname()[:2]
-    for line in start_lines(engine, config, host, port, tls=server.ssl_certfile is not None, seed=drawn_seed):
+    for line in start_lines(engine, config, host, port, tls=tls[0] is not None, seed=drawn_seed):
         note(line)
+    _run(uvicorn_server, config, listener)
+
+
+def _run(server: DrainingServer, config: ServerConfig, listener: socket.socket) -> None:
+    """Serves until a signal ends it."""
+    from jaxis.host.machine import yield_to_others
+
     # uvicorn raises its signals once more after the requests have ended: that is a success.
     signal.signal(signal.SIGTERM, lambda *_: None)
     if config.api_key_file is not None or config.request_log is not None:
-        parts: ServerParts = uvicorn_server.app.state.parts
+        parts: ServerParts = server.app.state.parts
         signal.signal(signal.SIGHUP, lambda *_: parts.reload())
     # Each of the engine's threads waits for all others at every product: one that makes room for an event loop holds up
     # every request.
@@ -145,10 +233,29 @@ def _serve(
     gc.collect()
     gc.freeze()
     with contextlib.suppress(KeyboardInterrupt):
-        uvicorn_server.run(sockets=[listener])
-    if engine.failure is not None:
-        raise engine.failure
+        server.run(sockets=[listener])
+    if server.failure is not None:
+        raise server.failure
     note("stopped")
+
+
+def several_lines(
+    models: Sequence[ModelSettings], config: ServerConfig, host: str, port: int, *, tls: bool
+) -> list[str]:
+    """The message printed when a server of several models starts: which there are, and where.
+
+    Args:
+      models: All of them.
+      config: How they are served.
+      host: Where the server listens.
+      port: The same.
+      tls: Whether it does so with TLS.
+    """
+    url = _url(host, port, tls=tls)
+    names = [", ".join(model.names.names) + (" (pinned)" if model.pinned else "") for model in models]
+    lines = [f"models: {'; '.join(names)}", *_address_lines(url, config, host)]
+    body = {"model": models[0].name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    return [*lines, "try:", _curl(url, "chat/completions", body, config)]
 
 
 def start_lines(
@@ -164,22 +271,16 @@ def start_lines(
       tls: Whether it does so with TLS.
       seed: The engine's, if it was drawn.
     """
-    from jaxis.server.http.hosts import is_loopback
-
-    shown_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    url = f"{'https' if tls else 'http'}://{shown_host}:{port}"
+    url = _url(host, port, tls=tls)
     lines = [
         f"model:  {', '.join(config.served_model_names)}",
         f"fits:   {engine.info.max_num_seqs} completions at once, {engine.info.max_model_len} tokens each at most, "
         f"{engine.info.num_cache_tokens} tokens in the KV cache",
-        f"url:    {url}/v1" + ("  (API key needed)" if config.needs_key else ""),
     ]
-    if config.webui:
-        lines.append(f"chat:   {url}/")
+    address = _address_lines(url, config, host)
     if seed is not None:
-        lines.append(f"seed:   {seed} for requests that bring none (--seed sets it)")
-    if not is_loopback(host) and not config.needs_key:
-        lines.append("note:   anyone who reaches this address can use the server: set --api-key or --api-key-file")
+        address.insert(1 + config.webui, f"seed:   {seed} for requests that bring none (--seed sets it)")
+    lines += address
     if engine.tokenizer is not None and engine.tokenizer.has_chat_template:
         name = config.served_model_names[0]
         lines += client_lines(url, name, engine.info.max_model_len, needs_key=config.needs_key)
@@ -190,14 +291,36 @@ def start_lines(
     return [*lines, "try:", _curl_line(url, config, engine.tokenizer)]
 
 
+def _url(host: str, port: int, *, tls: bool) -> str:
+    """The address for a client on this machine, without a path."""
+    shown_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"{'https' if tls else 'http'}://{shown_host}:{port}"
+
+
+def _address_lines(url: str, config: ServerConfig, host: str) -> list[str]:
+    """Where the server is, and who can use it."""
+    from jaxis.server.http.hosts import is_loopback
+
+    lines = [f"url:    {url}/v1" + ("  (API key needed)" if config.needs_key else "")]
+    if config.webui:
+        lines.append(f"chat:   {url}/")
+    if not is_loopback(host) and not config.needs_key:
+        lines.append("note:   anyone who reaches this address can use the server: set --api-key or --api-key-file")
+    return lines
+
+
 def _curl_line(url: str, config: ServerConfig, tokenizer: Tokenizer | None) -> str:
-    path, body = "completions", {}
+    path, body = "completions", dict[str, Any]()
     if tokenizer is None:
         body["prompt"] = [1, 2, 3]
     elif tokenizer.has_chat_template:
         path, body["messages"] = "chat/completions", [{"role": "user", "content": "What is the capital of France?"}]
     else:
         body["prompt"] = "The capital of France is"
+    return _curl(url, path, body, config)
+
+
+def _curl(url: str, path: str, body: Mapping[str, Any], config: ServerConfig) -> str:
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if config.needs_key else ""
     return f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 

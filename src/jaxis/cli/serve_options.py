@@ -140,6 +140,7 @@ class ServeCommand(TyperCommand):
 
 SERVER_PANEL = "Server"
 LIMITS_PANEL = "Limits"
+MODELS_PANEL = "Several models"
 HOSTS_PANEL = "Several hosts"
 _DEFAULTS = ServerConfig()
 
@@ -243,6 +244,17 @@ class ServerOptions:
             raise ConfigError(f"--api-key (or {KEY_VARIABLE}) is empty: give a key, or leave it out")
         return tuple(given)
 
+    def check(self) -> None:
+        """Raises ConfigError for what cannot be honoured: before models are loaded, not after it."""
+        self.check_files()
+        self.check_tls()
+        self.check_metrics()
+        self.check_tracing()
+
+    def tls_files(self) -> tuple[str | None, str | None]:
+        """The paths of the certificate and of its key."""
+        return self.ssl_certfile and os.fspath(self.ssl_certfile), self.ssl_keyfile and os.fspath(self.ssl_keyfile)
+
     def check_files(self) -> None:
         """Raises ConfigError if the file of API keys cannot be read, or the request log cannot be written."""
         from jaxis.server.http.api_keys import read_api_keys
@@ -276,6 +288,28 @@ class ServerOptions:
             return
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         load_certificate(context, self.ssl_certfile, self.ssl_keyfile, ("--ssl-certfile", "--ssl-keyfile"))
+
+
+def _models(help: str, **settings: Any) -> OptionInfo:
+    return typer.Option(help=help, rich_help_panel=MODELS_PANEL, **settings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeveralModelsOptions:
+    """Several models at one address; see docs/several-models.md."""
+
+    models: Annotated[
+        Path | None, _models("YAML file of models, which are loaded when they are asked for.", metavar="FILE")
+    ] = None
+    models_max: Annotated[
+        int | None, _models("Most models that are loaded at once (default: what fits).", min=1, metavar="NUMBER")
+    ] = None
+    idle_timeout: Annotated[
+        str | None,
+        _models(
+            "How long a model stays loaded after its last request, such as 10m (default: for good).", metavar="TIME"
+        ),
+    ] = None
 
 
 # Not a range of the option, which would take the width of its line in the help.

@@ -34,6 +34,7 @@ from jaxis.server.openai import tokenize
 from jaxis.server.openai.response_job import RESPONSE_ERRORS
 from jaxis.server.routes import models, operations
 from jaxis.server.routes.operations import add_chat_page, add_ollama_greeting, chat_page_paths
+from jaxis.server.several import routes as several
 from jaxis.version import __version__
 
 # What Anthropic's clients send from a browser.
@@ -154,6 +155,7 @@ def _add_routes(app: FastAPI, config: ServerConfig) -> None:
     app.include_router(openai.router)
     app.include_router(anthropic.router)
     app.include_router(models.router)
+    app.include_router(several.router)
     if config.tokenizer_info:
         app.include_router(models.tokenizer_router)
     app.include_router(llama_cpp.router)
