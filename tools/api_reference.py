@@ -30,6 +30,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "jaxis.CompletionOutput",
         "jaxis.Logprob",
         "jaxis.StreamOutput",
+        "jaxis.RenderedChat",
+        "jaxis.PromptExtension",
         "jaxis.EmbeddingRequestOutput",
         "jaxis.EmbeddingOutput",
     ),

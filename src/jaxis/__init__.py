@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from jaxis.version import __version__
 
 if TYPE_CHECKING:
-    from jaxis.llm import LLM, StreamOutput
+    from jaxis.llm import LLM, RenderedChat, StreamOutput
     from jaxis.models.registry import register_model
     from jaxis.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
+    from jaxis.prompt_extension import PromptExtension
     from jaxis.sampling_params import SamplingParams
     from jaxis.structured_outputs import StructuredOutputs
 
@@ -21,6 +22,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 _EXPORTS = {
     "LLM": "jaxis.llm",
     "StreamOutput": "jaxis.llm",
+    "RenderedChat": "jaxis.llm",
+    "PromptExtension": "jaxis.prompt_extension",
     "SamplingParams": "jaxis.sampling_params",
     "StructuredOutputs": "jaxis.structured_outputs",
     "RequestOutput": "jaxis.outputs",
@@ -37,6 +40,8 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "Logprob",
+    "PromptExtension",
+    "RenderedChat",
     "RequestOutput",
     "SamplingParams",
     "StreamOutput",

@@ -27,6 +27,7 @@ from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
 from jaxis.outputs import EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
 from jaxis.pooling.embedder import makes_vectors, open_embedder
+from jaxis.prompt_extension import PromptExtension, compare_prompts
 from jaxis.prompts import (
     ContentFormat,
     Message,
@@ -67,6 +68,21 @@ class StreamOutput:
     stop_reason: int | str | None
     num_prompt_tokens: int
     num_cached_tokens: int
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """The prompt that a conversation becomes.
+
+    Attributes:
+      prompt: As a string.
+      prompt_token_ids: As token ids, which `LLM.generate` takes.
+      extension: How it goes on from the earlier prompt that it was compared with; None if with none.
+    """
+
+    prompt: str
+    prompt_token_ids: list[int]
+    extension: PromptExtension | None = None
 
 
 class LLM:
@@ -251,6 +267,54 @@ class LLM:
         conversations = as_conversation_list(messages)
         tokenized = [render(with_content_format(each, chat_template_content_format)) for each in conversations]
         return self._run(tokenized, sampling_params, None, progress if use_tqdm is None else bool(use_tqdm))
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        previous_token_ids: Sequence[int] | None = None,
+    ) -> RenderedChat:
+        """The prompt that one conversation becomes, and whether it extends an earlier one. Generates nothing.
+
+        Args:
+          messages: The conversation.
+          tools: See `chat`.
+          add_generation_prompt: See `chat`.
+          continue_final_message: See `chat`.
+          chat_template_kwargs: See `chat`.
+          previous_token_ids: Of an earlier prompt and of its answer.
+
+        Raises:
+          RequestError: The model has no chat template, or it refuses the messages.
+        """
+
+        def tokenize(messages: Sequence[Message], *, opens_turn: bool, continues: bool) -> TokenizedPrompt:
+            return tokenize_chat(
+                messages,
+                self.tokenizer,
+                tools=tools,
+                add_generation_prompt=opens_turn,
+                continue_final_message=continues,
+                **(chat_template_kwargs or {}),
+            )
+
+        prompt = tokenize(
+            messages, opens_turn=add_generation_prompt and not continue_final_message, continues=continue_final_message
+        )
+        token_ids, extension = list(prompt.token_ids), None
+        if previous_token_ids is not None:
+            extension = compare_prompts(
+                token_ids,
+                list(previous_token_ids),
+                messages,
+                lambda part: tokenize(part, opens_turn=False, continues=False).token_ids,
+                has_tools=bool(tools),
+            )
+        return RenderedChat(prompt.text or "", token_ids, extension)
 
     def stream(
         self,

@@ -8,10 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token's log-probability before temperature, penalties and filters.
+    """A token's log-probability; of which distribution, `SamplingParams.logprobs_mode` says.
 
     Attributes:
-      logprob: Natural logarithm of the probability.
+      logprob: Natural logarithm of the probability; in the modes of logits, the logit.
       rank: 1 for the most likely token of the vocabulary.
       decoded_token: The token's text, or None where there is no tokenizer.
     """
@@ -70,6 +70,10 @@ class CompletionOutput:
       stop_reason: The stop string or stop token id that ended it; None for end-of-sequence.
       num_accepted_predictions: Of its tokens, those that were guessed right from `SamplingParams.prediction`.
       num_rejected_predictions: Tokens that were guessed wrong from there.
+      kept_mass: For each token, the share of the probability after temperature that top-k, top-p and min-p left to draw
+        from; only with logprobs in a processed mode.
+      num_drafts: Tokens that were guessed ahead, by whatever drafts.
+      num_accepted_drafts: Of them, those that were right.
     """
 
     index: int
@@ -81,6 +85,9 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     num_accepted_predictions: int = 0
     num_rejected_predictions: int = 0
+    kept_mass: list[float] | None = None
+    num_drafts: int = 0
+    num_accepted_drafts: int = 0
 
     @property
     def finished(self) -> bool:
@@ -103,6 +110,7 @@ class RequestOutput:
       first_scheduled_time: When the request's first step began, in seconds of `time.monotonic`; set by AsyncLLMEngine.
       first_token_time: When its first token was there, on the same clock; set by AsyncLLMEngine.
       kv_transfer_params: With these, another engine finds the prompt's blocks here, if that was asked for.
+      seed: `SamplingParams.seed`, or what was drawn in its place: with it, the same request gets the same tokens.
     """
 
     request_id: str
@@ -115,3 +123,4 @@ class RequestOutput:
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    seed: int | None = None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from jaxis.errors import RequestError
 from jaxis.kv_transfer_params import KVTransferParams
 from jaxis.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
+LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
+RAW_LOGPROBS: LogprobsMode = "raw_logprobs"
+LOGPROBS_MODES: tuple[LogprobsMode, ...] = (RAW_LOGPROBS, "raw_logits", "processed_logprobs", "processed_logits")
 # A temperature below this is greedy, as in vLLM: logits divided by it would only overflow.
 MIN_TEMPERATURE = 1e-5
 
@@ -90,8 +93,11 @@ class SamplingParams:
       ignore_eos: Go on after the model's end-of-sequence token.
       include_stop_str_in_output: Leave the stop string (or stop token's text) at the end of the output text.
       logprobs: Also return this many most likely tokens' log-probabilities for each generated token (0: only the
-        sampled one's), of the distribution before any parameter here changed it; None returns none.
+        sampled one's), as `logprobs_mode` has them; None returns none.
       prompt_logprobs: The same for each prompt token.
+      logprobs_mode: What is returned as a log-probability: "raw_logprobs", of the distribution before any parameter
+        here changed it; "processed_logprobs", of the one that is sampled from, after all of them; or the logits of
+        either, "raw_logits" and "processed_logits". None is the engine's.
       detokenize: Turn the tokens into text.
       skip_special_tokens: Leave special tokens out of the text.
       structured_outputs: What the completion must match; None allows any text.
@@ -123,6 +129,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: LogprobsMode | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
@@ -142,6 +149,8 @@ class SamplingParams:
             self._check_number(name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"={self.min_tokens} must not exceed max_tokens={self.max_tokens}", param="min_tokens")
+        if self.logprobs_mode is not None:
+            check_logprobs_mode(self.logprobs_mode)
         self._check_texts()
         self._check_structured_outputs()
         self._check_token_ids("stop_token_ids", self.stop_token_ids)
@@ -234,6 +243,12 @@ class SamplingParams:
         for token_id in token_ids:
             if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
                 raise RequestError(f"holds {token_id!r}; token ids are integers from 0", param=name)
+
+
+def check_logprobs_mode(mode: object) -> None:
+    """Raises RequestError unless this is one of LOGPROBS_MODES."""
+    if mode not in LOGPROBS_MODES:
+        raise RequestError(f"={mode!r} must be one of {', '.join(LOGPROBS_MODES)}", param="logprobs_mode")
 
 
 def _is_number(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -34,6 +35,15 @@ def likeliest(completion, step):
 def test_every_parameter_has_a_test_here():
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert {field.name for field in dataclasses.fields(SamplingParams)} <= tested
+
+
+def test_logprobs_mode(llm):
+    """More of it: tests/engine/test_logprobs_modes.py."""
+    completion = complete(llm, **SAMPLED, top_k=3, logprobs=5, logprobs_mode="processed_logprobs")
+    probabilities = [[math.exp(each.logprob) for each in step.values()] for step in completion.logprobs]
+    assert all(sum(each) == pytest.approx(1, abs=1e-5) for each in probabilities)
+    with pytest.raises(RequestError, match="logprobs_mode"):
+        SamplingParams(logprobs_mode="raw")
 
 
 def test_num_speculative_tokens(llm):

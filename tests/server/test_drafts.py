@@ -69,7 +69,8 @@ REQUESTS = {
 BEYOND_THE_END = {"stop": None, "stop_token_ids": None, "ignore_eos": True}
 ENDING = {"stop", "stop kept", "stop tokens", "chat"}
 # What differs from one answer to the next, or with the number of tokens that come at once.
-OWN = {"id", "item_id", "call_id", "created", "created_at", "completed_at", "sequence_number", "obfuscation"}
+OWN = {"id", "item_id", "call_id", "created", "created_at", "completed_at", "sequence_number", "obfuscation", "timings"}
+OWN |= {"seed"}  # where none is sent, one is drawn for each
 
 
 class Recorder(TestDrafter):

@@ -63,7 +63,7 @@ class FakeEngine:
         if prompt_token_ids == [13]:
             raise ValueError("a fault in the engine")
         assert request_id not in self.requests
-        request = Request(request_id, None, list(prompt_token_ids), params)
+        request = Request(request_id, None, list(prompt_token_ids), params, seed=0)
         for index in range(params.n):
             total = len(prompt_token_ids) + params.max_tokens
             seq_id = SequenceId(request_id, index)

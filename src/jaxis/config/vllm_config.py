@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class ModelConfig:
       dtype: Data type of weights and activations.
       max_model_len: Most tokens of a request, prompt and output together.
       seed: Seed of random weights (`load_format="dummy"`) and of requests that bring none.
+      logprobs_mode: What a log-probability is, to requests that do not say: one of `sampling_params.LOGPROBS_MODES`.
     """
 
     model: str
@@ -34,6 +35,7 @@ class ModelConfig:
     dtype: Any = np.float32
     max_model_len: int = 2048
     seed: int = 0
+    logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"
 
 
 @dataclass(frozen=True)

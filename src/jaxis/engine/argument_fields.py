@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_type_hints
 
+from jaxis.sampling_params import LogprobsMode
+
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 KVOffloadingBackend = Literal["native"]
@@ -166,6 +168,14 @@ class EngineArgFields:
         default="auto", metadata=_info(help="Where weights come from; dummy makes random ones.")
     )
     seed: int = field(default=0, metadata=_info())
+    logprobs_mode: LogprobsMode = field(
+        default="raw_logprobs",
+        metadata=_info(
+            metavar="MODE",
+            help="What a log-probability is, unless a request says: raw_logprobs, processed_logprobs (after "
+            "temperature and filters), raw_logits or processed_logits.",
+        ),
+    )
     revision: str | None = field(
         default=None, metadata=_info(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
     )

@@ -24,6 +24,9 @@ from jaxis.engine.combinations import EngineFeature, check_combinations
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.quantization_rules import RequestedQuantization, parse_requested_quantization
+from jaxis.sampling_params import LogprobsMode
+
+_CHOICES = (DType, KVCacheDType, KVOffloadingBackend, LoadFormat, LogprobsMode)  # types of which each value is named
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class EngineArgs(EngineArgFields):
       distributed_timeout_seconds: How long hosts wait for each other at the start.
       load_format: "auto" reads the checkpoint's weights; "dummy" makes random ones.
       seed: Seed for requests without one, and for random weights.
+      logprobs_mode: What a log-probability is, unless a request says: see `SamplingParams`.
       revision: Branch, tag or commit of a Hub id; None is the main branch.
       token: Access token of the hub.
       cache_dir: Where downloads from the hub are kept.
@@ -98,9 +102,7 @@ class EngineArgs(EngineArgFields):
         hints = argument_types()
         for name, info in argument_infos().items():
             value = getattr(self, name)
-            choices = (
-                get_args(hints[name]) if hints[name] in (DType, KVCacheDType, KVOffloadingBackend, LoadFormat) else None
-            )
+            choices = get_args(hints[name]) if hints[name] in _CHOICES else None
             if choices is not None and value not in choices:
                 raise ConfigError(f"{name}={value!r} must be one of {', '.join(choices)}")
             if (

@@ -51,6 +51,7 @@ class DeltaTracker:
             kv_transfer_params=request.kv_transfer_params,
             first_scheduled_time=request.completions[0].sequence.first_scheduled_time,
             first_token_time=first_token_time,
+            seed=request.seed,
         )
 
     def take_tokens(self) -> tuple[str, list[int]] | None:

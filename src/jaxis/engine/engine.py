@@ -90,6 +90,7 @@ class LLMEngine:
             vocab_size=self.runner.vocab_size,
             max_model_len=self.max_model_len,
             seed=vllm_config.model_config.seed,
+            logprobs_mode=vllm_config.model_config.logprobs_mode,
         )
         self._reset_state()
 

@@ -16,6 +16,7 @@ from jaxis.engine.argument_fields import (
     LoadFormat,
     Quantization,
 )
+from jaxis.sampling_params import LogprobsMode
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -46,6 +47,7 @@ class EngineKwargs(TypedDict, total=False):
     distributed_timeout_seconds: int
     load_format: LoadFormat
     seed: int
+    logprobs_mode: LogprobsMode
     revision: str | None
     token: str | None
     cache_dir: str | os.PathLike[str] | None

@@ -10,7 +10,7 @@ from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.scheduling.sequence import Sequence
 from jaxis.errors import JaxisError
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
-from jaxis.sampling_params import SamplingParams
+from jaxis.sampling_params import RAW_LOGPROBS, SamplingParams
 from jaxis.tokenizer.detokenizer import IncrementalDetokenizer
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class Request:
       prompt: The prompt's text; None if it was given as token ids.
       prompt_token_ids: The prompt.
       params: How to sample, and when to stop.
+      seed: Its own, or what was drawn for it.
       completions: As many as `params.n`.
       prompt_logprobs: By position, for each prompt token but the first, once known.
       error: Why the request failed; None if it did not.
@@ -38,11 +39,13 @@ class Request:
         prompt: str | None,
         prompt_token_ids: list[int],
         params: SamplingParams,
+        seed: int,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.params = params
+        self.seed = seed
         self.completions: list[CompletionState] = []
         self.prompt_logprobs: dict[int, dict[int, Logprob]] = {}
         self.error: JaxisError | None = None
@@ -75,6 +78,7 @@ class Request:
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
             kv_transfer_params=self.kv_transfer_params,
+            seed=self.seed,
         )
 
     def prompt_logprob_list(self) -> list[dict[int, Logprob] | None] | None:
@@ -107,6 +111,9 @@ class CompletionState:
         self._tokenizer = tokenizer
         self._logprobs: list[dict[int, Logprob]] = []
         self._cumulative_logprob = 0.0
+        mode = request.params.logprobs_mode or RAW_LOGPROBS
+        has_mass = request.params.logprobs is not None and mode.startswith("processed")
+        self._kept_mass: list[float] | None = [] if has_mass else None
         self._stop: str | None = None
         self._detokenizer: IncrementalDetokenizer | None = None
         params = request.params
@@ -135,6 +142,8 @@ class CompletionState:
             entry = self._entry(token_id, logprobs, row, params.logprobs)
             self._logprobs.append(entry)
             self._cumulative_logprob += entry[token_id].logprob
+            if self._kept_mass is not None and logprobs.kept_mass is not None:
+                self._kept_mass.append(float(logprobs.kept_mass[row]))
         if self._detokenizer is None:
             return None
         ended_by_token = self.sequence.status.finish_reason == "stop"
@@ -174,10 +183,13 @@ class CompletionState:
             token_ids=self.sequence.output_token_ids[start:],
             cumulative_logprob=self._cumulative_logprob if wants_logprobs else None,
             logprobs=self._logprobs[start:] if wants_logprobs else None,
+            kept_mass=None if self._kept_mass is None else self._kept_mass[start:],
             finish_reason="stop" if self._stop is not None else self.sequence.status.finish_reason,
             stop_reason=self._stop if self._stop is not None else self.sequence.stop_reason,
             num_accepted_predictions=self.sequence.num_accepted_predictions,
             num_rejected_predictions=self.sequence.num_rejected_predictions,
+            num_drafts=self.sequence.num_drafts,
+            num_accepted_drafts=self.sequence.num_accepted_drafts,
         )
 
     def new_text(self) -> str:

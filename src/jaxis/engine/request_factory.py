@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from collections.abc import Sequence as AbstractSequence
 from typing import TYPE_CHECKING
 
-from jaxis.engine.execution.sequence_sampling import SequenceSampling, sequence_seed, tokenize_bad_words
+from jaxis.engine.execution.sampling_batch import check_scores
+from jaxis.engine.execution.sequence_sampling import SequenceSampling, draw_seed, sequence_seed, tokenize_bad_words
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 from jaxis.errors import RequestError
 from jaxis.prompts import checked_token_ids
-from jaxis.sampling_params import SamplingParams
+from jaxis.sampling_params import RAW_LOGPROBS, LogprobsMode, SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.engine.grammar.delayed_grammar import Grammar
@@ -32,6 +34,7 @@ class RequestFactory:
       vocab_size: V.
       max_model_len: Most tokens of a sequence, prompt and output together.
       seed: Of requests that bring none.
+      logprobs_mode: Of requests that bring none.
     """
 
     def __init__(
@@ -42,10 +45,11 @@ class RequestFactory:
         vocab_size: int,
         max_model_len: int,
         seed: int,
+        logprobs_mode: LogprobsMode,
     ) -> None:
         self._tokenizer, self._eos_token_ids = tokenizer, eos_token_ids
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
-        self._seed = seed
+        self._seed, self._logprobs_mode = seed, logprobs_mode
         self._num_requests = 0
 
     def make(
@@ -65,8 +69,12 @@ class RequestFactory:
 
         The arguments are those of `LLMEngine.add_request`, checked; a prediction is read only where it is of use.
         """
-        request = Request(request_id, prompt, prompt_token_ids, params)
+        if params.logprobs_mode is None and self._logprobs_mode != RAW_LOGPROBS:
+            params = dataclasses.replace(params, logprobs_mode=self._logprobs_mode)
+        check_scores(params)
         self._num_requests += 1
+        seed = draw_seed(self._seed, self._num_requests) if params.seed is None else params.seed
+        request = Request(request_id, prompt, prompt_token_ids, params, seed)
         prediction = self._prediction(params) if reads_prediction else []
         for index in range(params.n):
             completion = self._completion(request, index, priority, client, cache_salt, grammar, prediction)
@@ -125,9 +133,7 @@ class RequestFactory:
             prompt_token_ids=prompt_token_ids,
             output_token_ids=sequence.output_token_ids,
             vocab_size=self._vocab_size,
-            seed=sequence_seed(
-                params, engine_seed=self._seed, request_number=self._num_requests, completion_index=index
-            ),
+            seed=sequence_seed(request.seed, index),
             eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
             bad_words_token_ids=self._bad_words(params),
             grammar=None if grammar is None else grammar.new_matcher(params.stop_token_ids),

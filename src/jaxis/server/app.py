@@ -35,6 +35,9 @@ from jaxis.server.openai.response_job import RESPONSE_ERRORS
 from jaxis.server.routes import models, operations
 from jaxis.server.routes.operations import add_chat_page, add_ollama_greeting, chat_page_paths
 from jaxis.server.several import routes as several
+from jaxis.server.tokens import routes as tokens
+from jaxis.server.tokens.sglang_generate import SGLANG_ERRORS
+from jaxis.server.tokens.vllm_generate import GENERATE_ERRORS
 from jaxis.version import __version__
 
 # What Anthropic's clients send from a browser.
@@ -100,7 +103,10 @@ def create_models_app(models: ServedModels, config: ServerConfig) -> FastAPI:
         title="jaxis", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
     )
     app.state.parts = parts
-    app.state.error_dialects = (RESPONSE_ERRORS, llama_cpp.ERRORS, MESSAGE_ERRORS, OLLAMA_ERRORS)
+    app.state.error_dialects = (
+        *(RESPONSE_ERRORS, llama_cpp.ERRORS, MESSAGE_ERRORS, OLLAMA_ERRORS),
+        *(GENERATE_ERRORS, SGLANG_ERRORS),
+    )
     _add_routes(app, config)
     page_paths = chat_page_paths() if config.webui else frozenset()
     install_openapi(app, with_keys=bool(keys))
@@ -160,6 +166,7 @@ def _add_routes(app: FastAPI, config: ServerConfig) -> None:
         app.include_router(models.tokenizer_router)
     app.include_router(llama_cpp.router)
     app.include_router(tokenize.router)
+    app.include_router(tokens.router)
     app.include_router(operations.router)
     if config.ollama_api:
         app.include_router(ollama.router)

@@ -18,6 +18,7 @@ from jaxis.server.generation.job import AnswerFormat, GenerationJob, sampling_pa
 from jaxis.server.generation.prompts import PlainPrompts
 from jaxis.server.generation.respond import respond
 from jaxis.server.generation.served_model import ServedModel
+from jaxis.server.generation.timings import Timings
 from jaxis.server.http.body import (
     MAX_INT32,
     LenientModel,
@@ -85,15 +86,10 @@ class LlamaCompletionRequest(LenientModel):
     json_schema: dict[str, Any] | None = None
 
 
-class LlamaTimings(BaseModel):
-    """Tokens and milliseconds of an answer's phases; `prompt_n` leaves out the `cache_n` tokens of the prefix cache."""
+class LlamaSettings(BaseModel):
+    """What an answer was generated with, as far as its request cannot know it: the seed, also if it was drawn."""
 
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_second: float | None
+    seed: int | None
 
 
 class LlamaCompletion(BaseModel):
@@ -121,7 +117,8 @@ class LlamaCompletion(BaseModel):
     stopping_word: str | None = Field(default=None, exclude_if=is_none)
     tokens_cached: int | None = Field(default=None, exclude_if=is_none)
     truncated: Literal[False] | None = Field(default=None, exclude_if=is_none)
-    timings: LlamaTimings | None = Field(default=None, exclude_if=is_none)
+    generation_settings: LlamaSettings | None = Field(default=None, exclude_if=is_none)
+    timings: Timings | None = Field(default=None, exclude_if=is_none)
 
 
 def llama_job(request: LlamaCompletionRequest, model: ServedModel) -> GenerationJob:
@@ -170,17 +167,20 @@ class LlamaAnswer(DataEvents):
         self._model = job.model
         self._counts = AnswerCounts()
         self._last = CompletionOutput(0)
+        self._seed: int | None = None
 
     def whole(self, outputs: Sequence[RequestOutput]) -> LlamaCompletion:
         """The whole answer."""
         [output] = outputs
         self._counts.add(0, output)
+        self._seed = output.seed
         [self._last] = output.outputs
         return self._ended(self._last.text, self._last.token_ids if self._last.text else [])
 
     def add(self, prompt: int, output: RequestOutput) -> str:  # noqa: ARG002 (there is one prompt)
         """An event with what is new of the text."""
         self._counts.add(0, output)
+        self._seed = output.seed
         event = ""
         for self._last in output.outputs:
             if self._last.text:
@@ -203,16 +203,6 @@ class LlamaAnswer(DataEvents):
     def _ended(self, content: str, tokens: list[int]) -> LlamaCompletion:
         counts, last = self._counts, self._last
         word = last.stop_reason if isinstance(last.stop_reason, str) else ""
-        decode_seconds = counts.decode_seconds
-        timings = LlamaTimings(
-            cache_n=counts.num_cached_tokens,
-            prompt_n=counts.num_prompt_tokens - counts.num_cached_tokens,
-            prompt_ms=1e3 * counts.prefill_seconds,
-            predicted_n=counts.num_tokens,
-            predicted_ms=1e3 * decode_seconds,
-            # The first token is the prefill's.
-            predicted_per_second=(counts.num_tokens - 1) / decode_seconds if decode_seconds else None,
-        )
         return self._part(content, tokens).model_copy(
             update={
                 "stop": True,
@@ -221,7 +211,8 @@ class LlamaAnswer(DataEvents):
                 "stopping_word": word,
                 "tokens_cached": counts.num_cached_tokens,
                 "truncated": False,
-                "timings": timings,
+                "generation_settings": LlamaSettings(seed=self._seed),
+                "timings": Timings.of(counts),
             }
         )
 

@@ -12,6 +12,7 @@ from jaxis.engine.execution.sampling_batch import (
 )
 from jaxis.engine.execution.sequence_sampling import (
     SequenceSampling,
+    draw_seed,
     sequence_seed,
     tokenize_bad_words,
     validate_for_vocab,
@@ -196,11 +197,9 @@ def test_a_bad_word_the_vocabulary_cannot_spell_is_refused(token_ids):
 
 def test_seeds_are_the_requests_own_or_distinct_and_reproducible():
     def seeds(params, engine_seed=0):
-        return [
-            sequence_seed(params, engine_seed=engine_seed, request_number=r, completion_index=c)
-            for r in range(20)
-            for c in range(5)
-        ]
+        own = params.seed
+        drawn = [draw_seed(engine_seed, number) if own is None else own for number in range(20)]
+        return [sequence_seed(seed, index) for seed in drawn for index in range(5)]
 
     seeded = seeds(SamplingParams(seed=-1))
     assert seeded[0] == 2**64 - 1
@@ -208,6 +207,7 @@ def test_seeds_are_the_requests_own_or_distinct_and_reproducible():
     assert len(set(seeded)) == 5
     unseeded = seeds(SamplingParams())
     assert len(set(unseeded)) == 100
+    assert all(0 <= seed < 2**53 for seed in unseeded[::5])  # as JSON's numbers are read everywhere
     assert unseeded == seeds(SamplingParams())
     assert not set(unseeded) & set(seeds(SamplingParams(), engine_seed=1))
 

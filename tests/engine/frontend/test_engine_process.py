@@ -100,7 +100,9 @@ def test_outputs_are_those_of_the_engine_in_this_process():
     results = asyncio.run(scenario())
     for number, result in enumerate(results):
         want = expected[number % len(PARAMS)]
-        assert result.outputs == want.outputs
+        # How many drafts there were depends on measured times.
+        outputs = [dataclasses.replace(each, num_drafts=0, num_accepted_drafts=0) for each in result.outputs]
+        assert outputs == [dataclasses.replace(each, num_drafts=0, num_accepted_drafts=0) for each in want.outputs]
         assert (result.outputs[0].cumulative_logprob is not None) == (number % len(PARAMS) == 0)
         assert result.prompt == want.prompt
         assert result.prompt_token_ids == want.prompt_token_ids
@@ -303,7 +305,13 @@ def test_every_parameter_is_carried():
         **{"presence_penalty": 1.25, "repetition_penalty": 1.5, "logit_bias": {3: -100.0, 2**20: 0.5}},
         **{"allowed_token_ids": [1, 2, 3], "bad_words": ["é", "x y"], "seed": 2**64 - 1, "max_tokens": 9},
         **{"min_tokens": 2, "stop": ["a\n", "\u2028"], "stop_token_ids": [4], "ignore_eos": True},
-        **{"include_stop_str_in_output": True, "logprobs": 0, "prompt_logprobs": 5, "detokenize": True},
+        **{
+            "include_stop_str_in_output": True,
+            "logprobs_mode": "processed_logits",
+            "logprobs": 0,
+            "prompt_logprobs": 5,
+            "detokenize": True,
+        },
         **{"skip_special_tokens": False, "num_speculative_tokens": 2, "prediction": "def f():\n"},
         **{"extra_args": {"kv_transfer_params": {"do_remote_prefill": True, "remote_host": "a", "remote_port": 1}}},
     }

@@ -261,6 +261,8 @@ class Speculation(NoSpeculation):
         num_right = max(num_new_tokens - 1, 0)
         if entry.num_drafts:
             self.counts.add(entry.num_drafts, num_right)
+            drafting.sequence.num_drafts += entry.num_drafts
+            drafting.sequence.num_accepted_drafts += num_right
             self.drafter.observe(drafting.sequence, entry.num_drafts, num_right)
         # Drafts behind an end were not looked at.
         self._learn(drafting, num_right if drafting.sequence.status.finished else entry.num_drafts, num_right)

@@ -70,7 +70,7 @@ class DispatchedStep:
         """The sampled tokens' log-probabilities as numpy arrays, in their order, if any sequence wants them."""
         if self.sampled is None or self.sampled.logprobs is None:
             return None
-        return TokenLogprobs(*map(self._of_entries, self.sampled.logprobs))
+        return self.sampled.logprobs.each(self._of_entries)
 
     def _of_entries(self, sampled: jax.Array) -> np.ndarray:
         """The rows of entries, without those that data ranks were padded with."""

@@ -19,7 +19,7 @@ from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep
 from jaxis.engine.execution.program_key import ProgramKey
 from jaxis.engine.execution.programs import CompileWait, Programs
 from jaxis.engine.execution.sampler import SamplerOutput
-from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingPacker, build_sampling_batch
+from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingPacker, build_sampling_batch, scoring_batch
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.execution.step_inputs import StepShape, StepShapes, pack_step
 from jaxis.engine.execution.step_programs import (
@@ -30,7 +30,7 @@ from jaxis.engine.execution.step_programs import (
     SampleKey,
     WholeKey,
 )
-from jaxis.engine.execution.token_logprobs import TokenLogprobs
+from jaxis.engine.execution.token_logprobs import TokenLogprobs, joined_logprobs
 from jaxis.engine.kv_connector import KVConnector
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
@@ -38,7 +38,7 @@ from jaxis.engine.scheduling.fair_shares import FairShares
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import SequenceId
-from jaxis.sampling_params import SamplingParams
+from jaxis.sampling_params import RAW_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -411,15 +411,18 @@ class Runner:
     def _prompt_logprobs(self, num_padded: int, entry: ScheduledSequence, first_row: int) -> TokenLogprobs[np.ndarray]:
         """Log-probabilities of the token after each of the entry's prompt tokens, while that is a prompt token too."""
         targets = entry.sequence.prompt_token_ids[entry.start + 1 : entry.start + entry.num_tokens + 1]
-        key = LogitsKey(num_padded, targets=True)
-        chunks = []
+        features, parameters = None, []
+        if entry.sequence.sampling_params.logprobs_mode not in (None, RAW_LOGPROBS):
+            batch = scoring_batch(entry.sequence.sampling_params, LOGITS_CHUNK_ROWS, self.vocab_size)
+            features = batch.features
+            parameters = [SamplingPacker(self.vocab_size).pack([batch], LOGITS_CHUNK_ROWS, features)]
+        key = LogitsKey(num_padded, targets=True, features=features)
+        chunks: list[TokenLogprobs[np.ndarray]] = []
         for start in range(0, len(targets), LOGITS_CHUNK_ROWS):
             rows = _chunk(np.arange(first_row + start, first_row + len(targets), dtype=np.int32))
-            chunks.append(self.programs.run(key, rows, _chunk(np.asarray(targets[start:], np.int32))))
-        fields = zip(*chunks, strict=True)
-        return TokenLogprobs(
-            *(np.concatenate([np.asarray(part) for part in parts])[: len(targets)] for parts in fields)
-        )
+            scored = self.programs.run(key, rows, _chunk(np.asarray(targets[start:], np.int32)), *parameters)
+            chunks.append(scored.each(np.asarray))
+        return joined_logprobs(chunks, len(targets))
 
 
 def _has_prompt_logprobs(entry: ScheduledSequence) -> bool:

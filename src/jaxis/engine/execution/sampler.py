@@ -1,7 +1,8 @@
 """Logits in, sampled tokens out: one jitted function for every mix of sampling parameters.
 
-The order is vLLM's. Log-probabilities are those of the model's own logits. Then come the grammar's mask, allowed
-tokens, biases and bans, and penalties; then the arg-max, or temperature, min-p, top-k, top-p and a draw.
+The order is vLLM's. Raw log-probabilities are those of the model's own logits. Then come the grammar's mask, allowed
+tokens, biases and bans, and penalties; then the arg-max, or temperature, min-p, top-k, top-p and a draw. Processed
+log-probabilities are those that the draw has.
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ import jax.numpy as jnp
 
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
+from jaxis.kernels.materialize import in_whole_vectors
 from jaxis.kernels.sampling import (
     TokenFilters,
     argmax,
+    draw,
     logsumexp,
     mask_tokens,
-    sample_categorical,
     token_ranks,
     top_tokens,
+    weights_of,
 )
+from jaxis.kernels.sampling.filters import TokenWeights
+from jaxis.sampling_params import LOGPROBS_MODES
 
 # Sampled if a row's logits contain NaN or infinity, or no allowed token.
 INVALID_TOKEN_ID = -1
+_MODES = {mode: index for index, mode in enumerate(LOGPROBS_MODES)}
 
 
 class SamplerOutput(NamedTuple):
@@ -33,7 +39,7 @@ class SamplerOutput(NamedTuple):
 
     Attributes:
       token_ids: int32 [S]; INVALID_TOKEN_ID if there was no token to choose.
-      logprobs: Of the sampled tokens, before any sampling parameter; None if not asked for.
+      logprobs: Of the sampled tokens; None if not asked for.
     """
 
     token_ids: jax.Array
@@ -52,16 +58,78 @@ def sample(logits: jax.Array, arrays: SamplingArrays[jax.Array], *, features: Sa
     logits = logits.astype(jnp.float32)
     adjusted = adjust_logits(logits, arrays, features)
     token_ids, max_logit = argmax(adjusted)
+    weights = None
     if not features.greedy_only:
         is_greedy = arrays.temperature == 0
-        temperature = jnp.where(is_greedy, 1.0, arrays.temperature)
-        filters = TokenFilters(arrays.top_k, arrays.top_p, arrays.min_p) if features.has_filters else None
-        drawn = sample_categorical(adjusted, temperature, arrays.seed, arrays.step, filters)
-        token_ids = jnp.where(is_greedy, token_ids, drawn)
+        weights = _weights(adjusted, arrays, features)
+        token_ids = jnp.where(is_greedy, token_ids, draw(adjusted, weights, arrays.seed, arrays.step))
     token_ids = jnp.where(jnp.isfinite(max_logit), token_ids, INVALID_TOKEN_ID)
     if features.num_logprobs is None:
         return SamplerOutput(token_ids, None)
-    return SamplerOutput(token_ids, token_logprobs(logits, token_ids, num_logprobs=features.num_logprobs))
+    if not features.has_logprobs_modes:
+        return SamplerOutput(token_ids, token_logprobs(logits, token_ids, num_logprobs=features.num_logprobs))
+    return SamplerOutput(token_ids, _logprobs_by_mode(logits, adjusted, weights, token_ids, arrays, features))
+
+
+@partial(jax.jit, static_argnames="features")
+def score(
+    logits: jax.Array, token_ids: jax.Array, arrays: SamplingArrays[jax.Array], *, features: SamplerFeatures
+) -> TokenLogprobs[jax.Array]:
+    """What `sample` returns as log-probabilities where it samples these tokens.
+
+    Args:
+      logits: As `sample` has them.
+      token_ids: int32 [R].
+      arrays: As `sample` has them.
+      features: As `sample` has them; they have modes.
+    """
+    logits = logits.astype(jnp.float32)
+    adjusted = adjust_logits(logits, arrays, features)
+    weights = None if features.greedy_only else _weights(adjusted, arrays, features)
+    return _logprobs_by_mode(logits, adjusted, weights, token_ids, arrays, features)
+
+
+def _weights(adjusted: jax.Array, arrays: SamplingArrays[jax.Array], features: SamplerFeatures) -> TokenWeights:
+    """What is drawn from; greedy rows are as if they had temperature 1 and no filters."""
+    filters = TokenFilters(arrays.top_k, arrays.top_p, arrays.min_p) if features.has_filters else None
+    return weights_of(adjusted, _temperature(arrays), filters)
+
+
+def _temperature(arrays: SamplingArrays[jax.Array]) -> jax.Array:
+    return jnp.where(arrays.temperature == 0, 1.0, arrays.temperature)
+
+
+def _logprobs_by_mode(
+    logits: jax.Array,
+    adjusted: jax.Array,
+    weights: TokenWeights | None,
+    token_ids: jax.Array,
+    arrays: SamplingArrays[jax.Array],
+    features: SamplerFeatures,
+) -> TokenLogprobs[jax.Array]:
+    """Each row's values in its own mode, and what share of the probability its filters keep.
+
+    Args:
+      logits: float32 [R, V], the model's own.
+      adjusted: What `adjust_logits` made of them.
+      weights: Of `adjusted`; None if all rows are greedy.
+      token_ids: int32 [R].
+      arrays: Of the rows.
+      features: Those that the arrays were built for.
+    """
+    tempered = kept = adjusted
+    if weights is not None:
+        tempered = kept = adjusted / _temperature(arrays)[:, None]
+        if weights.cutoff is not None:
+            kept = jnp.where(adjusted >= weights.cutoff[:, None], tempered, -jnp.inf)
+    log_mass = logsumexp(kept) - logsumexp(tempered)
+    mode = arrays.logprobs_mode[:, 0]
+    is_processed = (mode == _MODES["processed_logprobs"]) | (mode == _MODES["processed_logits"])
+    is_logits = (mode == _MODES["raw_logits"]) | (mode == _MODES["processed_logits"])
+    values = jnp.where(is_processed[:, None], kept, logits)
+    normalizer = jnp.where(is_logits, 0.0, logsumexp(values))
+    logprobs = _token_logprobs(values, normalizer, token_ids, features.num_logprobs or 0)
+    return logprobs._replace(kept_mass=in_whole_vectors(jnp.exp, log_mass[:, None])[:, 0])
 
 
 @partial(jax.jit, static_argnames="num_logprobs")
@@ -74,7 +142,12 @@ def token_logprobs(logits: jax.Array, token_ids: jax.Array, *, num_logprobs: int
       num_logprobs: N, how many of the most likely tokens to add; at most V are.
     """
     logits = logits.astype(jnp.float32)
-    normalizer = logsumexp(logits)
+    return _token_logprobs(logits, logsumexp(logits), token_ids, num_logprobs)
+
+
+def _token_logprobs(
+    logits: jax.Array, normalizer: jax.Array, token_ids: jax.Array, num_logprobs: int
+) -> TokenLogprobs[jax.Array]:
     chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=-1, mode="clip")[:, 0]
     top_logits, top_ids = top_tokens(logits, num_logprobs)
     return TokenLogprobs(chosen - normalizer, token_ranks(logits, chosen), top_logits - normalizer[:, None], top_ids)

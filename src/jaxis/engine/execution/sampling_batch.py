@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -12,7 +13,8 @@ import numpy as np
 
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.execution.token_history import HistoryRows, TokenHistory
-from jaxis.sampling_params import MAX_LOGPROBS
+from jaxis.errors import RequestError
+from jaxis.sampling_params import LOGPROBS_MODES, MAX_LOGPROBS, RAW_LOGPROBS, SamplingParams
 
 # Widths grow in large steps: a wider list costs microseconds, another program a second of compilation.
 MIN_WIDTH = 64
@@ -35,6 +37,7 @@ class SamplerFeatures:
       allowed_width: Allowed token ids a row; 0 without.
       mask_width: Words of a token mask a row; 0 without structured output.
       num_logprobs: Most likely tokens to return a row (0: only the sampled one's log-probability); None for none.
+      has_logprobs_modes: Some row wants other values than the log-probabilities of the model's own logits.
     """
 
     greedy_only: bool = True
@@ -44,6 +47,7 @@ class SamplerFeatures:
     allowed_width: int = 0
     mask_width: int = 0
     num_logprobs: int | None = None
+    has_logprobs_modes: bool = False
 
     def covers(self, other: SamplerFeatures) -> bool:
         """Whether a program compiled for these features can do what the other features need."""
@@ -60,6 +64,7 @@ class SamplerFeatures:
             allowed_width=max(self.allowed_width, other.allowed_width),
             mask_width=max(self.mask_width, other.mask_width),
             num_logprobs=max(counts, default=None),
+            has_logprobs_modes=self.has_logprobs_modes or other.has_logprobs_modes,
         )
 
 
@@ -84,6 +89,7 @@ class SamplingArrays(NamedTuple, Generic[Array]):
       bias: float32 [R, bias_width], added to those tokens' logits; -inf bans.
       allowed_ids: int32 [R, allowed_width]; a row that starts with V allows all.
       token_mask: int32 [R, mask_width]; bit i % 32 of word i / 32 is 0 where the row's grammar forbids token i.
+      logprobs_mode: int32 [R, 1], an index into LOGPROBS_MODES, or [R, 0] if no row has one.
     """
 
     temperature: Array
@@ -101,6 +107,7 @@ class SamplingArrays(NamedTuple, Generic[Array]):
     bias: Array
     allowed_ids: Array
     token_mask: Array
+    logprobs_mode: Array
 
     @staticmethod
     def greedy(num_rows: int, vocab_size: int) -> SamplingArrays[np.ndarray]:
@@ -121,6 +128,7 @@ class SamplingArrays(NamedTuple, Generic[Array]):
             bias=np.empty((num_rows, 0), np.float32),
             allowed_ids=np.empty((num_rows, 0), np.int32),
             token_mask=np.empty((num_rows, 0), np.int32),
+            logprobs_mode=np.empty((num_rows, 0), np.int32),
         )
 
     @staticmethod
@@ -178,6 +186,7 @@ def _layout(features: SamplerFeatures) -> list[tuple[int | None, type]]:
         (features.bias_width, jnp.float32),
         (features.allowed_width, jnp.int32),
         (features.mask_width, jnp.int32),
+        (int(features.has_logprobs_modes), jnp.int32),
     ]
 
 
@@ -244,9 +253,49 @@ def build_sampling_batch(
         bias=_pad([values for _, values in biases], num_rows, 0.0, np.float32),
         allowed_ids=_pad([sequence.allowed_ids for sequence, _, _ in rows], num_rows, vocab_size, np.int32),
         token_mask=_token_mask([(sequence, ahead) for sequence, _, ahead in rows], num_rows, vocab_size),
+        logprobs_mode=_logprobs_modes([sequence.params for sequence, _, _ in rows], num_rows),
     )
     histories = [(sequence.history(), ahead) for sequence, _, ahead in rows]
     return SamplingBatch(arrays, histories, _features(arrays, histories, sequences, vocab_size))
+
+
+def scoring_batch(params: SamplingParams, num_rows: int, vocab_size: int) -> SamplingBatch:
+    """Rows that are all sampled with a request's parameters, but for what those say of tokens that came before.
+
+    Args:
+      params: For which `check_scores` raises nothing.
+      num_rows: R.
+      vocab_size: V.
+    """
+    params = dataclasses.replace(params, logprobs=params.prompt_logprobs)
+    row = SequenceSampling(params, prompt_token_ids=(), output_token_ids=[], vocab_size=vocab_size, seed=0)
+    return build_sampling_batch([row] * num_rows, num_rows, vocab_size)
+
+
+def check_scores(params: SamplingParams) -> None:
+    """Checks that a prompt can be scored as if it were sampled.
+
+    Raises:
+      RequestError: `prompt_logprobs` are to be those after the parameters, some of which depend on the output, and a
+        prompt has none.
+    """
+    if params.prompt_logprobs is None or not (params.logprobs_mode or RAW_LOGPROBS).startswith("processed"):
+        return
+    faults = {
+        "repetition_penalty": params.repetition_penalty != 1.0,
+        "frequency_penalty": params.frequency_penalty != 0.0,
+        "presence_penalty": params.presence_penalty != 0.0,
+        "bad_words": bool(params.bad_words),
+        "min_tokens": params.min_tokens > 0,
+        "structured_outputs": params.structured_outputs is not None,
+    }
+    for name, is_set in faults.items():
+        if is_set:
+            raise RequestError(
+                f"depends on what was generated, of which prompt_logprobs in the mode {params.logprobs_mode} know "
+                "nothing: leave it out, or send a raw mode",
+                param=name,
+            )
 
 
 def _features(
@@ -267,6 +316,7 @@ def _features(
         mask_width=arrays.token_mask.shape[1],
         # All counts share one program: more than was asked for costs next to nothing, a compilation seconds.
         num_logprobs=MAX_LOGPROBS if wants_logprobs else None,
+        has_logprobs_modes=arrays.logprobs_mode.shape[1] > 0,
     )
 
 
@@ -278,6 +328,15 @@ def _token_mask(rows: Sequence[tuple[SequenceSampling, tuple[int, ...]]], num_ro
         if (mask := sequence.token_mask(ahead)) is not None:
             words[:] = mask
     return packed
+
+
+def _logprobs_modes(rows: Sequence[SamplingParams], num_rows: int) -> np.ndarray:
+    modes = [params.logprobs_mode or RAW_LOGPROBS for params in rows if params.logprobs is not None]
+    if all(mode == RAW_LOGPROBS for mode in modes):
+        return np.empty((num_rows, 0), np.int32)
+    indices = np.zeros((num_rows, 1), np.int32)
+    indices[: len(rows), 0] = [LOGPROBS_MODES.index(params.logprobs_mode or RAW_LOGPROBS) for params in rows]
+    return indices
 
 
 def _pad(rows: Sequence[np.ndarray], num_rows: int, fill: float, dtype: type) -> np.ndarray:
@@ -349,6 +408,7 @@ class _Vector:
         self._arrays = [SamplingArrays.views(part, num_rows, features) for part in self.packed.reshape(num_ranks, -1)]
         self._histories = [HistoryRows(each.history_ids, each.history_counts, vocab_size) for each in self._arrays]
         self._padding = {"bias_ids": vocab_size, "bias": 0.0, "allowed_ids": vocab_size, "token_mask": -1}
+        self._padding["logprobs_mode"] = 0
 
     def write(self, batches: Sequence[SamplingBatch]) -> None:
         for batch, arrays, histories in zip(batches, self._arrays, self._histories, strict=True):

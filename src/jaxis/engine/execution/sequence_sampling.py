@@ -263,22 +263,30 @@ def tokenize_bad_words(
     return list(sequences)
 
 
-def sequence_seed(params: SamplingParams, *, engine_seed: int, request_number: int, completion_index: int = 0) -> int:
-    """The 64-bit seed of one completion.
-
-    A request's own seed is its first completion's. Further completions, and requests without a seed, get one from a
-    hash, so that no two sequences share their random numbers.
+def draw_seed(engine_seed: int, request_number: int) -> int:
+    """The seed of a request that brings none: below 2**53, which every reader of JSON keeps exactly.
 
     Args:
-      params: The request's parameters.
-      engine_seed: Makes the seeds of requests without one reproducible.
+      engine_seed: Makes such seeds reproducible.
       request_number: Counts the engine's requests.
+    """
+    return _hashed(f"engine {engine_seed} {request_number}") >> 11
+
+
+def sequence_seed(request_seed: int, completion_index: int = 0) -> int:
+    """The 64-bit seed of one completion.
+
+    A request's seed is its first completion's. Further completions get one from a hash, so that no two sequences share
+    their random numbers.
+
+    Args:
+      request_seed: The request's own, or what was drawn for it.
       completion_index: Which of the request's `n`.
     """
-    if params.seed is not None and completion_index == 0:
-        return params.seed & 0xFFFFFFFFFFFFFFFF
-    if params.seed is not None:
-        source = f"request {params.seed} {completion_index}"
-    else:
-        source = f"engine {engine_seed} {request_number} {completion_index}"
+    if completion_index == 0:
+        return request_seed & 0xFFFFFFFFFFFFFFFF
+    return _hashed(f"request {request_seed} {completion_index}")
+
+
+def _hashed(source: str) -> int:
     return int.from_bytes(hashlib.blake2b(source.encode(), digest_size=8).digest(), "little")

@@ -16,7 +16,7 @@ from jaxis.engine.execution.device_state import DeviceState
 from jaxis.engine.execution.model_arrays import GenerativeModel
 from jaxis.engine.execution.program_context import ProgramContext, jit, shardings_of
 from jaxis.engine.execution.program_key import Compiled, RunsOn
-from jaxis.engine.execution.sampler import SamplerOutput, sample, token_logprobs
+from jaxis.engine.execution.sampler import SamplerOutput, sample, score, token_logprobs
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays
 from jaxis.engine.execution.step_inputs import StepShape, unpack_step
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
@@ -160,7 +160,7 @@ class SampleKey:
     @property
     def result_tree(self) -> SamplerOutput:
         """See `ProgramKey`."""
-        logprobs = None if self.features.num_logprobs is None else TokenLogprobs(0, 0, 0, 0)
+        logprobs = None if self.features.num_logprobs is None else _logprobs_tree(self.features)
         return cast(Any, SamplerOutput)(0, logprobs)
 
 
@@ -273,12 +273,14 @@ class WholeKey:
 class LogitsKey:
     """Logits of a chunk of the rows of the hidden states that are kept, or their log-probabilities of given tokens.
 
-    (head arrays, hidden states [T, E], rows, [targets]) -> float32 [LOGITS_CHUNK_ROWS, V], or TokenLogprobs. Rows count
-    through the hidden states of all data ranks.
+    (head arrays, hidden states [T, E], rows, [targets, [packed sampling arrays]]) -> float32 [LOGITS_CHUNK_ROWS, V], or
+    TokenLogprobs. Rows count through the hidden states of all data ranks. With `features`, log-probabilities are those
+    that the sampler returns for rows with these parameters.
     """
 
     num_tokens: int
     targets: bool
+    features: SamplerFeatures | None = None
 
     runs_on = RunsOn.LAST_STAGE
     description = "logits of many rows"
@@ -296,18 +298,33 @@ class LogitsKey:
         ) -> TokenLogprobs[jax.Array]:
             return token_logprobs(logits(head_arrays, hidden, rows), targets, num_logprobs=MAX_LOGPROBS)
 
+        features = self.features
+
+        def scores(
+            head_arrays: list[jax.Array],
+            hidden: jax.Array,
+            rows: jax.Array,
+            targets: jax.Array,
+            parameters: jax.Array,
+        ) -> TokenLogprobs[jax.Array]:
+            assert features is not None
+            arrays = SamplingArrays.unpack(parameters, LOGITS_CHUNK_ROWS, features)
+            return score(logits(head_arrays, hidden, rows), targets, arrays, features=features)
+
         rows = context.int32(LOGITS_CHUNK_ROWS)
         operands = (
             context.model.head_arrays,
             context.hidden_struct(self.num_tokens),
             rows,
             *([rows] if self.targets else []),
+            *([] if features is None else [context.int32(SamplingArrays.packed_size(LOGITS_CHUNK_ROWS, features))]),
         )
-        run = ranks.over_ranks(logprobs if self.targets else logits, operands, context.replicated)
+        function = logits if not self.targets else logprobs if features is None else scores
+        run = ranks.over_ranks(function, operands, context.replicated)
         return jit(run, out_shardings=context.replicated).lower(*operands)
 
     def run(
-        self, program: Compiled, state: DeviceState, rows: np.ndarray, targets: np.ndarray | None = None
+        self, program: Compiled, state: DeviceState, rows: np.ndarray, *more: np.ndarray
     ) -> jax.Array | TokenLogprobs[jax.Array]:
         """See `ProgramKey`.
 
@@ -315,14 +332,21 @@ class LogitsKey:
           program: The compiled program.
           state: Has the hidden states.
           rows: int32 [LOGITS_CHUNK_ROWS], counted through the hidden states of all data ranks.
-          targets: int32 [LOGITS_CHUNK_ROWS], if log-probabilities of these tokens are wanted, not logits.
+          more: int32 [LOGITS_CHUNK_ROWS], if log-probabilities of these tokens are wanted, not logits; and, with
+            `features`, the rows' parameters by `SamplingPacker`.
         """
-        return program(state.context.model.head_arrays, state.hidden, rows, *(() if targets is None else (targets,)))
+        return program(state.context.model.head_arrays, state.hidden, rows, *more)
 
     @property
     def result_tree(self) -> Any:
         """See `ProgramKey`."""
-        return TokenLogprobs(0, 0, 0, 0) if self.targets else 0
+        return _logprobs_tree(self.features) if self.targets else 0
+
+
+def _logprobs_tree(features: SamplerFeatures | None) -> TokenLogprobs[int]:
+    """A leaf for each array of log-probabilities."""
+    has_mass = features is not None and features.has_logprobs_modes
+    return TokenLogprobs(0, 0, 0, 0, 0 if has_mass else None)
 
 
 def _handed_on(context: ProgramContext, hidden: jax.Array) -> dict[str, JaxIntermediateTensors]:

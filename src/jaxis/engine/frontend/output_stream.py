@@ -55,6 +55,7 @@ class OutputStream:
                 num_cached_tokens=last.num_cached_tokens,
                 first_scheduled_time=last.first_scheduled_time,
                 first_token_time=last.first_token_time,
+                seed=last.seed,
             )
         )
 
@@ -114,11 +115,14 @@ def _extend(completion: CompletionOutput, new: CompletionOutput) -> None:
     completion.token_ids += new.token_ids
     if completion.logprobs is not None:
         completion.logprobs += new.logprobs or []
+    if completion.kept_mass is not None:
+        completion.kept_mass += new.kept_mass or []
     completion.cumulative_logprob = new.cumulative_logprob
     completion.finish_reason = new.finish_reason
     completion.stop_reason = new.stop_reason
     completion.num_accepted_predictions = new.num_accepted_predictions
     completion.num_rejected_predictions = new.num_rejected_predictions
+    completion.num_drafts, completion.num_accepted_drafts = new.num_drafts, new.num_accepted_drafts
 
 
 # Decides when the readers of streams run, so that they leave processor time to the engine.

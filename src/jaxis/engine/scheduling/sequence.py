@@ -131,6 +131,8 @@ class Sequence:
       num_cached_tokens: Prompt tokens that the prefix cache held when the sequence was first admitted.
       num_accepted_predictions: Tokens of its output that were guessed right from the prediction.
       num_rejected_predictions: Tokens that were guessed wrong from the prediction.
+      num_drafts: Drafts of its tokens that steps have computed.
+      num_accepted_drafts: Of them, those that were right.
       num_preemptions: Times it lost its blocks and had to recompute.
       first_scheduled_time: When its first step was scheduled, as `time.monotonic` seconds; None before.
       status: Where it stands.
@@ -159,6 +161,8 @@ class Sequence:
     num_cached_tokens: int = 0
     num_accepted_predictions: int = 0
     num_rejected_predictions: int = 0
+    num_drafts: int = 0
+    num_accepted_drafts: int = 0
     num_preemptions: int = 0
     first_scheduled_time: float | None = None
     status: SequenceStatus = SequenceStatus.WAITING

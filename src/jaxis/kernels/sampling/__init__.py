@@ -6,10 +6,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.kernels.sampling import cpu, tiles
-from jaxis.kernels.sampling.categorical import sample_categorical
+from jaxis.kernels.sampling.categorical import draw, sample_categorical, weights_of
 from jaxis.kernels.sampling.filters import TokenFilters
 
-__all__ = ["TokenFilters", "argmax", "logsumexp", "mask_tokens", "sample_categorical", "token_ranks", "top_tokens"]
+__all__ = [
+    "TokenFilters",
+    "argmax",
+    "draw",
+    "logsumexp",
+    "mask_tokens",
+    "sample_categorical",
+    "token_ranks",
+    "top_tokens",
+    "weights_of",
+]
 
 
 def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxis.kernels.materialize import in_whole_vectors
 from jaxis.kernels.sampling import cpu
-from jaxis.kernels.sampling.filters import TokenFilters, weigh_tokens
+from jaxis.kernels.sampling.filters import TokenFilters, TokenWeights, weigh_tokens
 from jaxis.kernels.sampling.tiles import TILE
 
 
@@ -32,8 +32,18 @@ def sample_categorical(
     Returns:
       Token ids int32 [R].
     """
+    return draw(logits, weights_of(logits, temperature, filters), seed, step)
+
+
+def weights_of(logits: jax.Array, temperature: jax.Array, filters: TokenFilters | None = None) -> TokenWeights:
+    """What `draw` draws from; the arguments are those of `sample_categorical`."""
     weigh = cpu.weigh_tokens if cpu.supports(logits) else weigh_tokens
-    scale, tile_mass, cutoff = weigh(logits, 1.0 / temperature, filters)
+    return weigh(logits, 1.0 / temperature, filters)
+
+
+def draw(logits: jax.Array, weights: TokenWeights, seed: jax.Array, step: jax.Array) -> jax.Array:
+    """Draws one token per row: `sample_categorical` of weights that are known."""
+    scale, tile_mass, cutoff = weights
     num_tiles = tile_mass.shape[1]
     uniform = jax.vmap(lambda seed, step: _uniform(seed, step, num_tiles + TILE))(seed, step)
     noise = in_whole_vectors(_gumbel, uniform)

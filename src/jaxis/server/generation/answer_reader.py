@@ -25,7 +25,7 @@ class AnswerCounts:
     def __init__(self) -> None:
         self._arrival = self._first_step = self._first_token = self._last_token = time.monotonic()
         self._prompts: dict[int, tuple[int, int]] = {}
-        self._predictions: dict[tuple[int, int], tuple[int, int]] = {}
+        self._guesses: dict[tuple[int, int], tuple[int, int, int, int]] = {}
         self.num_tokens = 0
         """Generated tokens."""
 
@@ -38,8 +38,12 @@ class AnswerCounts:
         self._prompts[prompt] = (len(output.prompt_token_ids), output.num_cached_tokens)
         for completion in output.outputs:
             self.num_tokens += len(completion.token_ids)
-            counts = completion.num_accepted_predictions, completion.num_rejected_predictions
-            self._predictions[prompt, completion.index] = counts
+            self._guesses[prompt, completion.index] = (
+                completion.num_accepted_predictions,
+                completion.num_rejected_predictions,
+                completion.num_drafts,
+                completion.num_accepted_drafts,
+            )
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -54,12 +58,22 @@ class AnswerCounts:
     @property
     def num_accepted_predictions(self) -> int:
         """Tokens that were guessed right from the request's prediction."""
-        return sum(accepted for accepted, _ in self._predictions.values())
+        return sum(accepted for accepted, *_ in self._guesses.values())
 
     @property
     def num_rejected_predictions(self) -> int:
         """Tokens that were guessed wrong from there."""
-        return sum(rejected for _, rejected in self._predictions.values())
+        return sum(rejected for _, rejected, *_ in self._guesses.values())
+
+    @property
+    def num_drafts(self) -> int:
+        """Tokens that were guessed ahead."""
+        return sum(drafts for *_, drafts, _ in self._guesses.values())
+
+    @property
+    def num_accepted_drafts(self) -> int:
+        """How many of those were right."""
+        return sum(accepted for *_, accepted in self._guesses.values())
 
     @property
     def total_seconds(self) -> float:

@@ -17,6 +17,7 @@ from jaxis.parsing.parser_events import (
 )
 from jaxis.server.generation.answer_reader import AnswerReader
 from jaxis.server.generation.job import GenerationJob
+from jaxis.server.generation.timings import Timings
 from jaxis.server.http.sse import DONE, DataEvents, TextEvents, sse_event
 from jaxis.server.openai.chat_schema import (
     AssistantMessage,
@@ -49,6 +50,7 @@ class ChatAnswer(DataEvents):
         self._prefix = request.messages[-1].text if request.echo else ""
         self._ends_with_usage = options is not None and bool(options.include_usage)
         self._always_tells_usage = options is not None and bool(options.continuous_usage_stats)
+        self._returns_ids = bool(request.return_token_ids)
         self._plain: dict[int, TextEvents] = {}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletionResponse:
@@ -64,6 +66,9 @@ class ChatAnswer(DataEvents):
             usage=self._usage(),
             prompt_logprobs=None if prompt_logprobs is None else self._formatter.prompt(prompt_logprobs),
             kv_transfer_params=output.kv_transfer_params,
+            prompt_token_ids=output.prompt_token_ids if self._returns_ids else None,
+            seed=output.seed,
+            timings=Timings.of(self._reader.counts),
         )
 
     def add(self, prompt: int, output: RequestOutput) -> str:  # noqa: ARG002 (there is one prompt)
@@ -75,23 +80,28 @@ class ChatAnswer(DataEvents):
             index = completion.index
             if index not in self._plain:
                 first = ChatDelta(role="assistant", content=self._prefix)
-                text += self._event([ChatChunkChoice(index=index, delta=first)], usage=usage)
+                # The prompt is the same for all choices.
+                ids = output.prompt_token_ids if self._returns_ids and not self._plain else None
+                text += self._event([ChatChunkChoice(index=index, delta=first)], usage=usage, prompt_token_ids=ids)
                 self._plain[index] = TextEvents(functools.partial(self._text_chunk, index))
-            says_more = usage or completion.logprobs or completion.finished
+            says_more = usage or completion.logprobs or completion.finished or self._returns_ids
             if not says_more and (content := _content_of(events)):
                 text += self._plain[index].event(content)
-            elif events or completion.logprobs or completion.finished:
-                # The parameters are there once all choices have ended, and are sent once.
-                transfer = output.kv_transfer_params if completion is output.outputs[-1] else None
-                choice = self._chunk_choice(completion, events)
-                text += self._event([choice], usage=usage, kv_transfer_params=transfer)
+            elif events or completion.logprobs or completion.finished or (self._returns_ids and completion.token_ids):
+                # Once all choices have ended, the last of them says what is the same for all.
+                ended = self._ended(output) if output.finished and completion is output.outputs[-1] else {}
+                text += self._event([self._chunk_choice(completion, events)], usage=usage, **ended)
         return text
 
     def end(self) -> str:
         """The token counts, if they were asked for, and the stream's end."""
         if not self._ends_with_usage:
             return DONE
-        return self._event([], usage=self._usage()) + DONE
+        return self._event([], usage=self._usage(), timings=Timings.of(self._reader.counts)) + DONE
+
+    def _ended(self, output: RequestOutput) -> dict[str, Any]:
+        timings = None if self._ends_with_usage else Timings.of(self._reader.counts)
+        return {"kv_transfer_params": output.kv_transfer_params, "seed": output.seed, "timings": timings}
 
     def _usage(self) -> Usage:
         return Usage.of(self._reader.counts, self._reader.num_reasoning_tokens)
@@ -118,6 +128,7 @@ class ChatAnswer(DataEvents):
             logprobs=self._logprobs(completion),
             finish_reason=self._reader.finish_reason(completion),
             stop_reason=completion.stop_reason,
+            token_ids=completion.token_ids if self._returns_ids else None,
         )
 
     def _chunk_choice(self, completion: CompletionOutput, events: Iterable[Event]) -> ChatChunkChoice:
@@ -127,12 +138,13 @@ class ChatAnswer(DataEvents):
             logprobs=self._logprobs(completion),
             finish_reason=self._reader.finish_reason(completion),
             stop_reason=completion.stop_reason,
+            token_ids=completion.token_ids if self._returns_ids else None,
         )
 
     def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
         if completion.logprobs is None:
             return None
-        return self._formatter.chat(completion.logprobs, self._num_top)
+        return self._formatter.chat(completion.logprobs, self._num_top, completion.kept_mass)
 
 
 def _message(events: Iterable[Event], prefix: str) -> AssistantMessage:

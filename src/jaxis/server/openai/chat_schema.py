@@ -147,6 +147,7 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_ids: list[int] | None = Field(default=None, exclude_if=is_none)
 
 
 class ChatCompletionResponse(Answer):
@@ -154,6 +155,7 @@ class ChatCompletionResponse(Answer):
 
     Attributes:
       kv_transfer_params: With these, another server finds the prompt's blocks here, if the request asked for that.
+      prompt_token_ids: With `return_token_ids`.
     """
 
     object: Literal["chat.completion"] = "chat.completion"
@@ -161,6 +163,7 @@ class ChatCompletionResponse(Answer):
     usage: Usage
     prompt_logprobs: list[dict[int, dict[str, Any]] | None] | None = Field(default=None, exclude_if=is_none)
     kv_transfer_params: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
+    prompt_token_ids: list[int] | None = Field(default=None, exclude_if=is_none)
 
 
 class ChatDelta(BaseModel):
@@ -180,6 +183,7 @@ class ChatChunkChoice(BaseModel):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_ids: list[int] | None = Field(default=None, exclude_if=is_none)
 
 
 class ChatCompletionChunk(Answer):
@@ -187,9 +191,11 @@ class ChatCompletionChunk(Answer):
 
     Attributes:
       kv_transfer_params: As in a whole answer; in the last chunk of the last choice.
+      prompt_token_ids: With `return_token_ids`; in the first chunk.
     """
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     kv_transfer_params: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
+    prompt_token_ids: list[int] | None = Field(default=None, exclude_if=is_none)

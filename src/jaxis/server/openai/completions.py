@@ -15,6 +15,7 @@ from jaxis.server.generation.answer_reader import AnswerCounts
 from jaxis.server.generation.job import AnswerFormat, GenerationJob, sampling_params
 from jaxis.server.generation.prompts import PlainPrompts
 from jaxis.server.generation.served_model import ServedModel
+from jaxis.server.generation.timings import Timings
 from jaxis.server.http.body import MAX_INT32, NotApplied, TokenId, bounded, is_none, new_id
 from jaxis.server.http.sse import DONE, DataEvents, TextEvents, sse_event
 from jaxis.server.openai.chat_schema import Prediction
@@ -68,7 +69,12 @@ class CompletionRequest(GenerationRequest, StructuredFields):
 
 
 class CompletionChoice(BaseModel):
-    """One completion, or what a chunk adds to it; `index` counts through the prompts and their `n` completions."""
+    """One completion, or what a chunk adds to it; `index` counts through the prompts and their `n` completions.
+
+    Attributes:
+      prompt_token_ids, token_ids: With `return_token_ids`; in a stream, the prompt's come with the first chunk.
+      seed: Where there are several prompts.
+    """
 
     index: int
     text: str
@@ -76,6 +82,9 @@ class CompletionChoice(BaseModel):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_logprobs: list[dict[int, dict[str, Any]] | None] | None = Field(default=None, exclude_if=is_none)
+    prompt_token_ids: list[int] | None = Field(default=None, exclude_if=is_none)
+    token_ids: list[int] | None = Field(default=None, exclude_if=is_none)
+    seed: int | None = Field(default=None, exclude_if=is_none)
 
 
 class CompletionResponse(Answer):
@@ -150,6 +159,8 @@ class CompletionAnswer(DataEvents):
         self._always_tells_usage = options is not None and bool(options.continuous_usage_stats)
         self._offsets: dict[int, int] = {}  # per choice: characters so far
         self._prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}  # per prompt
+        self._returns_ids = bool(request.return_token_ids)
+        self._num_ended = 0  # prompts
         self._plain: dict[int, TextEvents] = {}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> CompletionResponse:
@@ -160,42 +171,55 @@ class CompletionAnswer(DataEvents):
             self._counts.add(prompt, output)
             choices += [self._choice(prompt, output, completion) for completion in output.outputs]
         # The parameters are the same for each prompt: they do not name blocks.
-        return self._answer(choices, Usage.of(self._counts), outputs[0].kv_transfer_params)
+        return self._answer(
+            choices,
+            Usage.of(self._counts),
+            kv_transfer_params=outputs[0].kv_transfer_params,
+            seed=outputs[0].seed if len(outputs) == 1 else None,
+            timings=Timings.of(self._counts),
+        )
 
     def add(self, prompt: int, output: RequestOutput) -> str:
         """The chunk of an output."""
         self._trim(output)
         self._counts.add(prompt, output)
-        if not self._always_tells_usage and (text := _plain_text(output)):
+        if not self._always_tells_usage and not self._returns_ids and (text := _plain_text(output)):
             number = prompt * self._job.params.n + output.outputs[0].index
             if number in self._plain:
                 return self._plain[number].event(text)
             self._plain[number] = TextEvents(functools.partial(self._text_chunk, number))
         choices = [self._choice(prompt, output, completion) for completion in output.outputs]
-        choices = [choice for choice in choices if choice.text or choice.logprobs or choice.finish_reason]
+        choices = [each for each in choices if each.text or each.logprobs or each.finish_reason or each.token_ids]
         if not choices:
             return ""
         usage = Usage.of(self._counts) if self._always_tells_usage else None
-        # The parameters are there once all choices of the prompt have ended.
-        return sse_event(self._answer(choices, usage, output.kv_transfer_params))
+        ended: dict[str, Any] = {}
+        if output.finished:  # all choices of the prompt
+            self._num_ended += 1
+            ended["kv_transfer_params"] = output.kv_transfer_params
+            if self._job.prompts.num_prompts == 1:
+                ended["seed"] = output.seed
+            if self._num_ended == self._job.prompts.num_prompts and not self._ends_with_usage:
+                ended["timings"] = Timings.of(self._counts)
+        return sse_event(self._answer(choices, usage, **ended))
 
     def end(self) -> str:
         """The token counts, if they were asked for, and the stream's end."""
-        return (sse_event(self._answer([], Usage.of(self._counts))) if self._ends_with_usage else "") + DONE
+        if not self._ends_with_usage:
+            return DONE
+        return sse_event(self._answer([], Usage.of(self._counts), timings=Timings.of(self._counts))) + DONE
 
     def _text_chunk(self, number: int, text: str) -> CompletionResponse:
         return self._answer([CompletionChoice(index=number, text=text)], None)
 
-    def _answer(
-        self, choices: list[CompletionChoice], usage: Usage | None, transfer: dict[str, Any] | None = None
-    ) -> CompletionResponse:
+    def _answer(self, choices: list[CompletionChoice], usage: Usage | None, **more: Any) -> CompletionResponse:
         return CompletionResponse(
             id=self._job.request_id,
             model=self._job.model.name,
             system_fingerprint=self._job.model.fingerprint,
             choices=choices,
             usage=usage,
-            kv_transfer_params=transfer,
+            **more,
         )
 
     def _trim(self, output: RequestOutput) -> None:
@@ -229,6 +253,9 @@ class CompletionAnswer(DataEvents):
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
             prompt_logprobs=None if prompt_logprobs is None else self._formatter.prompt(prompt_logprobs),
+            prompt_token_ids=output.prompt_token_ids if self._returns_ids and is_first else None,
+            token_ids=completion.token_ids if self._returns_ids else None,
+            seed=output.seed if completion.finished and self._job.prompts.num_prompts > 1 else None,
         )
 
     def _logprobs(
@@ -240,6 +267,7 @@ class CompletionAnswer(DataEvents):
             positions = (prompt_logprobs or []) + positions
         offset = self._offsets.get(number, 0)
         logprobs, self._offsets[number] = self._formatter.completion(token_ids, positions, offset)
+        logprobs.kept_mass = completion.kept_mass
         return logprobs
 
     def _prompt_text(self, output: RequestOutput) -> str:

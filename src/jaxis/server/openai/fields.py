@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from jaxis.sampling_params import INTEGER_BOUNDS, LOGIT_BIAS_BOUNDS, NUMBER_BOUNDS
+from jaxis.sampling_params import INTEGER_BOUNDS, LOGIT_BIAS_BOUNDS, NUMBER_BOUNDS, LogprobsMode
 from jaxis.server.generation.answer_reader import AnswerCounts
+from jaxis.server.generation.timings import Timings
 from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, StrictModel, TokenId, bounded, is_none
 from jaxis.server.openai.not_applied import ACCOUNT_FIELDS, OTHER_SERVERS_FIELDS
 
@@ -57,6 +58,7 @@ class SamplingFields(LenientModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = bounded(INTEGER_BOUNDS["prompt_logprobs"])
+    logprobs_mode: LogprobsMode | None = None
 
 
 class EngineRequest(SamplingFields):
@@ -68,6 +70,7 @@ class EngineRequest(SamplingFields):
       priority: The lower value is served first; None is 0.
       cache_salt: Only requests with the same salt share cached prefixes.
       kv_transfer_params: vLLM's: keep the prompt's blocks for another server, or where to find them; changes no answer.
+      return_token_ids: vLLM's: return the ids of the prompt and of what was generated.
     """
 
     model: str | None = None
@@ -75,6 +78,7 @@ class EngineRequest(SamplingFields):
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     kv_transfer_params: dict[str, Any] | None = None
+    return_token_ids: bool | None = None
 
 
 class GenerationRequest(EngineRequest):
@@ -283,6 +287,9 @@ class Answer(BaseModel):
       created: Unix seconds.
       system_fingerprint: Names the weights, the version and the settings: under equal ones, equal requests that are
         greedy or have a seed get equal answers.
+      seed: The request's, or what was drawn in its place; in a stream, in the chunk that ends it. Of several prompts,
+        each choice has its own.
+      timings: What took how long; in a stream, in the last chunk.
     """
 
     id: str
@@ -290,3 +297,5 @@ class Answer(BaseModel):
     created: int = Field(default_factory=lambda: int(time.time()))
     model: str
     system_fingerprint: str | None = None
+    seed: int | None = Field(default=None, exclude_if=is_none)
+    timings: Timings | None = Field(default=None, exclude_if=is_none)

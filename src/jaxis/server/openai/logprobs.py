@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from jaxis.outputs import Logprob
+from jaxis.server.http.body import is_none
 from jaxis.tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0  # JSON has no -Infinity; OpenAI's clients expect this value
@@ -23,9 +25,14 @@ class ChatTokenLogprob(BaseModel):
 
 
 class ChatPositionLogprobs(ChatTokenLogprob):
-    """A generated token, and the most likely ones in its place."""
+    """A generated token, and the most likely ones in its place.
+
+    Attributes:
+      kept_mass: See `CompletionOutput`; only in the processed modes.
+    """
 
     top_logprobs: list[ChatTokenLogprob] = []
+    kept_mass: float | None = Field(default=None, exclude_if=is_none)
 
 
 class ChatLogprobs(BaseModel):
@@ -36,12 +43,17 @@ class ChatLogprobs(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Four lists with an entry a token; the first token of a prompt has no log-probability."""
+    """Lists with an entry a token; the first token of a prompt has no log-probability.
+
+    Attributes:
+      kept_mass: See `CompletionOutput`; only in the processed modes, and of generated tokens alone.
+    """
 
     text_offset: list[int] = []
     token_logprobs: list[float | None] = []
     tokens: list[str] = []
     top_logprobs: list[dict[str, float] | None] | None = None
+    kept_mass: list[float] | None = Field(default=None, exclude_if=is_none)
 
 
 @dataclass(frozen=True)
@@ -56,18 +68,23 @@ class LogprobFormatter:
     tokenizer: Tokenizer | None
     as_token_ids: bool = False
 
-    def chat(self, positions: Sequence[Mapping[int, Logprob]], num_top: int) -> ChatLogprobs:
+    def chat(
+        self, positions: Sequence[Mapping[int, Logprob]], num_top: int, kept_mass: Sequence[float] | None = None
+    ) -> ChatLogprobs:
         """For /v1/chat/completions.
 
         Args:
           positions: A token's entries each, the sampled one first.
           num_top: How many of the most likely tokens to list.
+          kept_mass: Of each token.
         """
         content = []
-        for entries in positions:
+        for index, entries in enumerate(positions):
             token_id, logprob = next(iter(entries.items()))
             top = [self._chat_token(*entry) for entry in _most_likely(entries, num_top)]
-            content.append(ChatPositionLogprobs(**self._chat_token(token_id, logprob).model_dump(), top_logprobs=top))
+            mass = None if kept_mass is None else kept_mass[index]
+            token = self._chat_token(token_id, logprob).model_dump()
+            content.append(ChatPositionLogprobs(**token, top_logprobs=top, kept_mass=mass))
         return ChatLogprobs(content=content)
 
     def completion(
@@ -95,10 +112,10 @@ class LogprobFormatter:
                 result.token_logprobs.append(None)
                 top_logprobs.append(None)
             else:
-                result.token_logprobs.append(_finite(entries[token_id].logprob))
+                result.token_logprobs.append(finite(entries[token_id].logprob))
                 # Several tokens may have the same text; the most likely one is kept.
                 top = sorted(entries.items(), key=lambda entry: entry[1].rank, reverse=True)
-                top_logprobs.append({self.token(id_): _finite(logprob.logprob) for id_, logprob in top})
+                top_logprobs.append({self.token(id_): finite(logprob.logprob) for id_, logprob in top})
             text_offset += len(self._text(token_id))
         result.top_logprobs = top_logprobs
         return result, text_offset
@@ -110,7 +127,7 @@ class LogprobFormatter:
             if entries is None
             else {
                 token_id: {
-                    "logprob": _finite(logprob.logprob),
+                    "logprob": finite(logprob.logprob),
                     "rank": logprob.rank,
                     "decoded_token": logprob.decoded_token,
                 }
@@ -128,12 +145,13 @@ class LogprobFormatter:
 
     def _chat_token(self, token_id: int, logprob: Logprob) -> ChatTokenLogprob:
         data = None if self.tokenizer is None else list(self.tokenizer.token_bytes(token_id))
-        return ChatTokenLogprob(token=self.token(token_id), logprob=_finite(logprob.logprob), bytes=data)
+        return ChatTokenLogprob(token=self.token(token_id), logprob=finite(logprob.logprob), bytes=data)
 
 
 def _most_likely(entries: Mapping[int, Logprob], number: int) -> list[tuple[int, Logprob]]:
     return sorted(entries.items(), key=lambda entry: entry[1].rank)[:number]
 
 
-def _finite(logprob: float) -> float:
-    return max(logprob, LOWEST_LOGPROB)
+def finite(logprob: float) -> float:
+    """The value as JSON has it."""
+    return logprob if math.isfinite(logprob) else LOWEST_LOGPROB

@@ -74,7 +74,6 @@ OTHER_SERVERS_FIELDS: dict[str, NotApplied] = {
     "guided_whitespace_pattern": NotApplied((), _NOT_SUPPORTED),
     "spaces_between_special_tokens": NotApplied((True,), _NOT_SUPPORTED),
     "n_probs": NotApplied((0,), "send logprobs"),
-    "return_token_ids": NotApplied((False,), "send return_tokens_as_token_ids with logprobs"),
     "audio": NotApplied((), "answers are text: leave it out"),
     # Tools.
     "functions": NotApplied(([],), "send tools"),

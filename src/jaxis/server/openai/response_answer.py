@@ -19,6 +19,7 @@ from jaxis.parsing.parser_events import (
 )
 from jaxis.server.generation.answer_reader import AnswerReader
 from jaxis.server.generation.job import GenerationJob
+from jaxis.server.generation.timings import Timings
 from jaxis.server.http.body import new_id
 from jaxis.server.http.errors import ApiError
 from jaxis.server.http.sse import StreamForm
@@ -71,6 +72,11 @@ class ResponseAnswer(StreamForm):
         self._items = ResponseItems({tool.function_name: tool for tool in offered_tools(request.tools)})
         self._finish_reason: str | None = None
         self._kv_transfer_params: dict[str, Any] | None = None
+        self._seed: int | None = None
+        self._returns_ids = bool(request.return_token_ids)
+        self._prompt_token_ids: list[int] = []
+        self._token_ids: list[int] = []
+        self._num_told_ids = 0
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ResponseObject:
         """The whole answer."""
@@ -107,13 +113,16 @@ class ResponseAnswer(StreamForm):
         return self._event("response.created", response) + self._event("response.in_progress", response)
 
     def _take(self, output: RequestOutput) -> list[ResponseEvent]:
-        self._kv_transfer_params = output.kv_transfer_params
+        self._kv_transfer_params, self._seed = output.kv_transfer_params, output.seed
+        self._prompt_token_ids = output.prompt_token_ids
         told: list[ResponseEvent] = []
         for completion, events in self._reader.read(output):
             logprobs = None
             if completion.logprobs is not None:
-                logprobs = self._formatter.chat(completion.logprobs, self._request.top_logprobs or 0).content
+                num_top = self._request.top_logprobs or 0
+                logprobs = self._formatter.chat(completion.logprobs, num_top, completion.kept_mass).content
             told += self._items.add(events, logprobs)
+            self._token_ids += completion.token_ids
             self._finish_reason = completion.finish_reason
         return told
 
@@ -127,6 +136,10 @@ class ResponseAnswer(StreamForm):
             self._status,
             output=self._items.items,
             kv_transfer_params=self._kv_transfer_params,
+            prompt_token_ids=self._prompt_token_ids if self._returns_ids else None,
+            token_ids=self._token_ids if self._returns_ids else None,
+            seed=self._seed,
+            timings=Timings.of(counts),
             incomplete_details=IncompleteDetails() if self._status == "incomplete" else None,
             usage=ResponseUsage(
                 input_tokens=counts.num_prompt_tokens,
@@ -160,6 +173,10 @@ class ResponseAnswer(StreamForm):
         return "".join(self._event(*event) for event in events)
 
     def _event(self, kind: str, fields: dict[str, Any]) -> str:
+        if self._returns_ids and kind.endswith(".delta"):
+            # Those of tokens that gave no text come with the next event; the whole answer at the end has all.
+            fields = {**fields, "token_ids": self._token_ids[self._num_told_ids :]}
+            self._num_told_ids = len(self._token_ids)
         data = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
         text = json.dumps(data, default=_dump)

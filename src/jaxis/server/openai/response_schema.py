@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from jaxis.sampling_params import INTEGER_BOUNDS
+from jaxis.server.generation.timings import Timings
 from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, StrictModel, bounded, is_none
 from jaxis.server.openai.chat_schema import MAX_MESSAGES
 from jaxis.server.openai.fields import (
@@ -162,7 +163,12 @@ ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class ResponseObject(BaseModel):
-    """An answer, complete or in progress."""
+    """An answer, complete or in progress.
+
+    Attributes:
+      prompt_token_ids, token_ids: With `return_token_ids`, once the answer has ended.
+      seed, timings: As in `Answer`.
+    """
 
     id: str
     object: Literal["response"] = "response"
@@ -188,3 +194,7 @@ class ResponseObject(BaseModel):
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     kv_transfer_params: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
+    prompt_token_ids: list[int] | None = Field(default=None, exclude_if=is_none)
+    token_ids: list[int] | None = Field(default=None, exclude_if=is_none)
+    seed: int | None = Field(default=None, exclude_if=is_none)
+    timings: Timings | None = Field(default=None, exclude_if=is_none)

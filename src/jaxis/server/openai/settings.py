@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxis.errors import RequestError
@@ -13,6 +14,7 @@ from jaxis.server.openai.fields import (
     JsonSchemaFormat,
     SamplingFields,
     StructuredFields,
+    StructuredOutputsParams,
 )
 
 # vLLM's names, in its structured_outputs and after "guided_".
@@ -20,7 +22,7 @@ _KINDS = {"json_": "json_schema", "regex": "regex", "choice": "choice", "grammar
 _GUIDED = {f"guided_{name.rstrip('_')}": kind for name, kind in _KINDS.items()}
 
 
-def sampling_settings(request: EngineRequest) -> dict[str, Any]:
+def sampling_settings(request: SamplingFields) -> dict[str, Any]:
     """A request's parameters by the names of SamplingParams; None for what it leaves out.
 
     Raises:
@@ -28,10 +30,19 @@ def sampling_settings(request: EngineRequest) -> dict[str, Any]:
     """
     settings = {name: getattr(request, name) for name in SamplingFields.model_fields}
     if request.logit_bias is not None:
-        settings["logit_bias"] = {_bias_token_id(key): bias for key, bias in request.logit_bias.items()}
-    if request.kv_transfer_params:
+        settings["logit_bias"] = bias_by_token(request.logit_bias)
+    if isinstance(request, EngineRequest) and request.kv_transfer_params:
         settings["extra_args"] = {"kv_transfer_params": request.kv_transfer_params}
     return settings
+
+
+def bias_by_token(given: Mapping[str, float]) -> dict[int, float]:
+    """A request's logit_bias.
+
+    Raises:
+      RequestError: A key of it is not a token id.
+    """
+    return {_bias_token_id(key): bias for key, bias in given.items()}
 
 
 def token_limit(max_tokens: int | None, max_completion_tokens: int | None) -> int | None:
@@ -63,9 +74,8 @@ def answer_grammar(request: StructuredFields) -> AnswerGrammar | None:
         constraints["response_format.json_schema.schema"] = {"json_schema": given.json_schema.schema_}
     elif isinstance(given, JsonObjectFormat | JsonSchemaFormat):
         constraints["response_format"] = {"json_object": True}
-    if (structured := request.structured_outputs) is not None:
-        kinds = {kind: value for name, kind in _KINDS.items() if (value := getattr(structured, name)) is not None}
-        constraints["structured_outputs"] = kinds | ({"json_object": True} if structured.json_object else {})
+    if request.structured_outputs is not None:
+        constraints["structured_outputs"] = _kinds(request.structured_outputs)
     for name, kind in _GUIDED.items():
         if (value := getattr(request, name)) is not None:
             constraints[name] = {kind: value}
@@ -73,6 +83,24 @@ def answer_grammar(request: StructuredFields) -> AnswerGrammar | None:
         first, second, *_ = constraints
         raise RequestError(f"constrains the answer, and so does {first}: send only one", param=second)
     return next((AnswerGrammar.of(field, **constraint) for field, constraint in constraints.items()), None)
+
+
+def structured_grammar(field: str, given: StructuredOutputsParams) -> AnswerGrammar:
+    """What vLLM's `structured_outputs` constrain an answer to.
+
+    Args:
+      field: Where they stand in the request.
+      given: Exactly one constraint.
+
+    Raises:
+      RequestError: There is another number of them, or the one is invalid.
+    """
+    return AnswerGrammar.of(field, **_kinds(given))
+
+
+def _kinds(given: StructuredOutputsParams) -> dict[str, Any]:
+    kinds = {kind: value for name, kind in _KINDS.items() if (value := getattr(given, name)) is not None}
+    return kinds | ({"json_object": True} if given.json_object else {})
 
 
 def _bias_token_id(key: str) -> int:

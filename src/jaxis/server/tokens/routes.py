@@ -1,0 +1,74 @@
+"""The endpoints that take or return tokens: vLLM's and SGLang's generation, and vLLM's rendering."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request, Response
+from pydantic import TypeAdapter
+
+from jaxis.errors import RequestError
+from jaxis.server.context import Context, ServerContext
+from jaxis.server.generation.prompts import ChatPrompt
+from jaxis.server.generation.respond import respond
+from jaxis.server.http.body import StrictJSONRoute
+from jaxis.server.http.openapi import GENERATION_RESPONSES, TEXT_ERRORS
+from jaxis.server.openai.chat_job import chat_job
+from jaxis.server.openai.completions import CompletionRequest, completion_job
+from jaxis.server.tokens.render import ChatRenderRequest, RenderedRequest, chat_extension, rendered_requests
+from jaxis.server.tokens.sglang_generate import SGLangAnswer, SGLangRequest, SGLangWriter, sglang_job
+from jaxis.server.tokens.vllm_generate import GenerateAnswer, GenerateRequest, GenerateResponse, generate_job
+
+router = APIRouter(route_class=StrictJSONRoute)
+_REQUESTS = TypeAdapter(list[RenderedRequest])
+
+
+@router.post("/inference/v1/generate", response_model=GenerateResponse, responses=GENERATION_RESPONSES)
+async def generate(body: GenerateRequest, request: Request, context: Context) -> Response:
+    """Continues token ids with token ids, as vLLM does."""
+    headers = context.ignored_fields.check(body)
+    _check_ids("token_ids", [body.token_ids], context)
+    job = generate_job(body, context.model)
+    return await respond(request, context, job, GenerateAnswer(body, job), headers)
+
+
+@router.post("/generate", response_model=SGLangAnswer | list[SGLangAnswer], responses=GENERATION_RESPONSES)
+async def generate_as_sglang(body: SGLangRequest, request: Request, context: Context) -> Response:
+    """Continues texts or token ids, as SGLang does."""
+    headers = context.ignored_fields.check(body)
+    _check_ids("input_ids", [prompt for prompt in body.prompts() if isinstance(prompt, list)], context)
+    job = sglang_job(body, context.model)
+    return await respond(request, context, job, SGLangWriter(body, job), headers)
+
+
+@router.post("/v1/chat/completions/render", response_model=RenderedRequest, responses=TEXT_ERRORS)
+async def render_chat(body: ChatRenderRequest, context: Context) -> Response:
+    """The tokens that a conversation becomes, and whether they extend earlier ones."""
+    headers = context.ignored_fields.check(body)
+    job = chat_job(body, context.model)
+
+    def rendered() -> str:
+        [request] = rendered_requests(job)
+        if body.previous_token_ids is not None and isinstance(job.prompts, ChatPrompt):
+            tokenizer = context.model.tokenizer
+            request.extension = chat_extension(request.token_ids, body.previous_token_ids, job.prompts, tokenizer)
+        return request.model_dump_json()
+
+    return Response(await context.run_in_worker(rendered), media_type="application/json", headers=headers)
+
+
+@router.post("/v1/completions/render", response_model=list[RenderedRequest], responses=TEXT_ERRORS)
+async def render_completion(body: CompletionRequest, context: Context) -> Response:
+    """The tokens of each prompt of a completion."""
+    headers = context.ignored_fields.check(body)
+    job = completion_job(body, context.model)
+    rendered = await context.run_in_worker(lambda: _REQUESTS.dump_json(rendered_requests(job)))
+    return Response(rendered, media_type="application/json", headers=headers)
+
+
+def _check_ids(field: str, prompts: Sequence[Sequence[int]], context: ServerContext) -> None:
+    """Raises RequestError if a prompt holds what is no token of the model; negative ids are refused before."""
+    vocab_size = context.engine.info.vocab_size
+    for token_ids in prompts:
+        if (highest := max(token_ids)) >= vocab_size:
+            raise RequestError(f"holds {highest}; the model's token ids are 0 to {vocab_size - 1}", param=field)
