@@ -66,6 +66,10 @@ class LocalEngine(EngineClient):
         """See `EngineClient.reset_prefix_cache`."""
         self._thread.reset_prefix_cache()
 
+    def describe(self) -> None:
+        """See `EngineClient.describe`."""
+        self._thread.describe()
+
     def stop(self, timeout_seconds: float) -> bool:
         """Ends every request and the thread; returns whether it ended in time. The engine itself stays open."""
         return self._thread.stop(timeout_seconds)

@@ -32,7 +32,7 @@ from jaxis.server.one_model import OneModel
 from jaxis.server.openai import routes as openai
 from jaxis.server.openai import tokenize
 from jaxis.server.openai.response_job import RESPONSE_ERRORS
-from jaxis.server.routes import models, operations
+from jaxis.server.routes import models, operations, requests
 from jaxis.server.routes.operations import add_chat_page, add_ollama_greeting, chat_page_paths
 from jaxis.server.several import routes as several
 from jaxis.server.tokens import routes as tokens
@@ -168,6 +168,7 @@ def _add_routes(app: FastAPI, config: ServerConfig) -> None:
     app.include_router(tokenize.router)
     app.include_router(tokens.router)
     app.include_router(operations.router)
+    app.include_router(requests.router)
     if config.ollama_api:
         app.include_router(ollama.router)
     if config.webui:

@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jaxis.engine.frontend.engine_client import EngineCallbacks, EngineClient, EngineOutputs, EngineStats, Submission
+from jaxis.engine.frontend.engine_client import (
+    EngineCallbacks,
+    EngineClient,
+    EngineOutputs,
+    EngineStats,
+    RequestState,
+    Submission,
+)
 from jaxis.engine.frontend.output_stream import OutputStream, StreamWaker
 from jaxis.errors import DeadlineExceededError, EngineError, OverloadedError, RequestError, UnavailableError
 from jaxis.outputs import RequestOutput
@@ -24,8 +33,28 @@ if TYPE_CHECKING:
     from jaxis.engine.grammar.delayed_grammar import Grammar
 
 JOIN_SECONDS = 10.0
+DESCRIBE_SECONDS = 10.0
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class UnfinishedRequest:
+    """A request that was given to the engine.
+
+    Attributes:
+      request_id: Its own id.
+      client: Whose it is.
+      priority: The lower value is served first.
+      num_prompt_tokens: Tokens of its prompt.
+      arrival: When it came, in seconds of `time.monotonic`.
+    """
+
+    request_id: str
+    client: str | None
+    priority: int
+    num_prompt_tokens: int
+    arrival: float = field(default_factory=time.monotonic)
 
 
 class AsyncLLMEngine:
@@ -61,6 +90,8 @@ class AsyncLLMEngine:
         # The engine's ids are never reused, but a request's own id may be, as soon as it was aborted: what
         # the engine still sends for the first request must not reach the second.
         self._streams: dict[str, OutputStream] = {}  # by the engine's ids
+        self._requests: dict[str, UnfinishedRequest] = {}  # likewise
+        self._descriptions: list[asyncio.Future[list[RequestState]]] = []
         self._engine_ids: dict[str, str] = {}  # by the requests' own ids
         self._num_requests = 0
         self._num_reserved = 0
@@ -146,6 +177,7 @@ class AsyncLLMEngine:
         engine_id = f"{request_id}#{self._num_requests}"
         self._engine_ids[request_id] = engine_id
         stream = self._streams[engine_id] = OutputStream()
+        self._requests[engine_id] = UnfinishedRequest(request_id, client, priority, len(prompt.token_ids))
         timer = None
         if timeout_seconds is not None:
             timer = self._loop.call_later(timeout_seconds, self._expire, engine_id, timeout_seconds)
@@ -162,7 +194,7 @@ class AsyncLLMEngine:
         finally:
             if timer is not None:
                 timer.cancel()
-            del self._streams[engine_id], self._engine_ids[request_id]
+            del self._streams[engine_id], self._engine_ids[request_id], self._requests[engine_id]
             if not stream.ended:
                 self._engine.abort(engine_id)
 
@@ -180,6 +212,24 @@ class AsyncLLMEngine:
         if self._closed is not None:
             raise self._closed
         self._engine.reset_prefix_cache()
+
+    async def describe(self) -> list[tuple[UnfinishedRequest, RequestState | None]]:
+        """All unfinished requests, in the order in which they came, and where they stand.
+
+        A request that has no state is on its way to the engine: its grammar is compiled there, or blocks are fetched.
+
+        Raises:
+          UnavailableError: The engine takes no more requests.
+          TimeoutError: The engine's step takes longer than DESCRIBE_SECONDS, as one does that waits for a compiler.
+        """
+        if self._closed is not None:
+            raise self._closed
+        found = self._loop.create_future()
+        self._descriptions.append(found)
+        self._engine.describe()
+        async with asyncio.timeout(DESCRIBE_SECONDS):
+            states = {state.request_id: state for state in await found}
+        return [(request, states.get(engine_id)) for engine_id, request in self._requests.items()]
 
     @property
     def is_making_progress(self) -> bool:
@@ -232,6 +282,11 @@ class AsyncLLMEngine:
                 self._engine.abort(engine_id)
 
     def _deliver(self, new: EngineOutputs) -> None:
+        if new.states is not None:
+            for waiting in self._descriptions:
+                if not waiting.done():
+                    waiting.set_result(new.states)
+            self._descriptions.clear()
         # A request whose reader has left no longer has a stream.
         for engine_id, error in new.errors:
             if (stream := self._streams.get(engine_id)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from jaxis.engine.drafting.draft_counts import DraftCounts
 from jaxis.engine.kv_connector import TierStats
@@ -164,6 +164,29 @@ class TokenDelta(NamedTuple):
 
 
 @dataclass(frozen=True)
+class RequestState:
+    """Where a request stands in the engine.
+
+    Attributes:
+      request_id: The request's.
+      status: "waiting", "running" or "preempted": of its completions, the one that is furthest.
+      num_prompt_tokens: Tokens of its prompt.
+      num_cached_tokens: Those of them that the prefix cache held.
+      num_computed_tokens: Tokens of prompt and completions whose keys and values are computed.
+      num_generated_tokens: Tokens of its completions.
+      first_scheduled_time: When its first step began, in seconds of `time.monotonic`; None before.
+    """
+
+    request_id: str
+    status: Literal["waiting", "running", "preempted"]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    num_generated_tokens: int
+    first_scheduled_time: float | None
+
+
+@dataclass(frozen=True)
 class EngineOutputs:
     """The results of a step or a command.
 
@@ -171,11 +194,13 @@ class EngineOutputs:
       outputs: The additions to requests, without their prompts; see `DeltaTracker.take`.
       deltas: The additions to requests where new text and tokens are all; see `DeltaTracker.take_tokens`.
       errors: (request id, error) for each request that failed.
+      states: Of all requests, where `EngineClient.describe` asked for them.
     """
 
     outputs: list[RequestOutput] = field(default_factory=list)
     deltas: list[TokenDelta] = field(default_factory=list)
     errors: list[tuple[str, Exception]] = field(default_factory=list)
+    states: list[RequestState] | None = None
 
 
 @dataclass(frozen=True)
@@ -232,6 +257,10 @@ class EngineClient(Protocol):
 
     def reset_prefix_cache(self) -> None:
         """Makes requests that are added from now on find nothing that was computed before."""
+        ...
+
+    def describe(self) -> None:
+        """Has the states of all requests delivered."""
         ...
 
     def stop(self, timeout_seconds: float) -> bool:

@@ -238,6 +238,10 @@ class EngineProcess(EngineClient):
         """See `EngineClient.reset_prefix_cache`."""
         self._send(wire.ResetPrefixCache())
 
+    def describe(self) -> None:
+        """See `EngineClient.describe`."""
+        self._send(wire.DescribeRequests())
+
     def stop(self, timeout_seconds: float) -> bool:
         """Ends the process; returns whether it exited by itself in time. May be called from another thread."""
         with self._child_lock:

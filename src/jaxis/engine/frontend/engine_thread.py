@@ -10,12 +10,20 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from jaxis.engine.delta_tracker import DeltaTracker
-from jaxis.engine.frontend.engine_client import EngineOutputs, EngineStats, RankStats, Submission, TokenDelta
+from jaxis.engine.frontend.engine_client import (
+    EngineOutputs,
+    EngineStats,
+    RankStats,
+    RequestState,
+    Submission,
+    TokenDelta,
+)
 from jaxis.engine.hosts.group import HostGroup
 from jaxis.engine.kv_store.fetcher import FETCH_SECONDS
+from jaxis.engine.scheduling.sequence import SequenceStatus
 from jaxis.errors import EngineError, JaxisError
 from jaxis.host.threads import Deadline, run_in_daemon
 
@@ -101,6 +109,10 @@ class EngineThread:
     def reset_prefix_cache(self) -> None:
         """Makes requests that are added from now on find nothing that was computed before."""
         self._commands.put(self._engine.reset_prefix_cache)
+
+    def describe(self) -> None:
+        """Delivers the states of all requests, between two steps."""
+        self._commands.put(lambda: self._post(EngineOutputs(states=[*map(_state, self._running.values())])))
 
     def stop(self, timeout_seconds: float) -> bool:
         """Ends every request and the thread; returns whether it has ended in time."""
@@ -254,5 +266,25 @@ class EngineThread:
         )
 
     def _post(self, new: EngineOutputs) -> None:
-        if new.outputs or new.deltas or new.errors:
+        if new.outputs or new.deltas or new.errors or new.states is not None:
             self._deliver(new)
+
+
+def _state(running: _RunningRequest) -> RequestState:
+    request = running.tracker.request
+    sequences = [completion.sequence for completion in request.completions]
+    found = {sequence.status for sequence in sequences}
+    status: Literal["waiting", "running", "preempted"] = "waiting"
+    if SequenceStatus.RUNNING in found:
+        status = "running"
+    elif SequenceStatus.PREEMPTED in found:
+        status = "preempted"
+    return RequestState(
+        request_id=request.request_id,
+        status=status,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        num_cached_tokens=request.num_cached_tokens,
+        num_computed_tokens=sum(sequence.num_computed_tokens for sequence in sequences),
+        num_generated_tokens=sum(len(sequence.output_token_ids) for sequence in sequences),
+        first_scheduled_time=sequences[0].first_scheduled_time,
+    )

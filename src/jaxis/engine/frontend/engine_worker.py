@@ -83,6 +83,8 @@ class EngineWorker:
                     self._thread.abort(command.request_id)
         elif isinstance(command, wire.ResetPrefixCache):
             self._thread.reset_prefix_cache()
+        elif isinstance(command, wire.DescribeRequests):
+            self._thread.describe()
         elif command.params.structured_outputs is not None:
             with self._lock:
                 self._compiling.add(command.request_id)

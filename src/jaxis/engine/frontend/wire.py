@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from jaxis.engine.frontend.engine_client import EngineInfo, EngineOutputs, EngineStats, Submission, TokenDelta
+from jaxis.engine.frontend.engine_client import (
+    EngineInfo,
+    EngineOutputs,
+    EngineStats,
+    RequestState,
+    Submission,
+    TokenDelta,
+)
 from jaxis.engine.grammar.compiler import CompiledGrammar
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, Grammar, ReasoningTokens
 from jaxis.errors import (
@@ -83,7 +90,11 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
     """Forget every cached prefix."""
 
 
-Command = AddRequest | AbortRequest | ResetPrefixCache
+class DescribeRequests(msgspec.Struct, tag="describe"):
+    """Report the states of all requests."""
+
+
+Command = AddRequest | AbortRequest | ResetPrefixCache | DescribeRequests
 
 
 class LoadPlanned(msgspec.Struct, tag="planned"):
@@ -142,17 +153,18 @@ class StepOutputs(msgspec.Struct, tag="step"):
     outputs: list[RequestOutput]
     deltas: list[TokenDelta]
     failures: list[RequestFailed]
+    states: list[RequestState] | None = None
 
     @classmethod
     def of(cls, new: EngineOutputs) -> StepOutputs:
         """The report of the outputs of a step."""
         failures = [RequestFailed.of(request_id, error) for request_id, error in new.errors]
-        return cls(new.outputs, new.deltas, failures)
+        return cls(new.outputs, new.deltas, failures, new.states)
 
     def engine_outputs(self) -> EngineOutputs:
         """The results of the step."""
         errors: list[tuple[str, Exception]] = [(failed.request_id, failed.error()) for failed in self.failures]
-        return EngineOutputs(self.outputs, self.deltas, errors)
+        return EngineOutputs(self.outputs, self.deltas, errors, self.states)
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):

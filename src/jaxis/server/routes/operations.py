@@ -71,7 +71,8 @@ async def metrics(parts: Parts) -> Response:
     return Response(parts.server_metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-async def _check_admin() -> None:
+async def check_admin() -> None:
+    """Answers 403 to keys without `admin`."""
     key = current_api_key.get()
     if key is None or not key.admin:
         raise HTTPException(
@@ -85,7 +86,7 @@ class Success(BaseModel):
     success: bool = True
 
 
-@router.post("/reset_prefix_cache", responses=ADMIN_ERRORS, dependencies=[Depends(_check_admin)])
+@router.post("/reset_prefix_cache", responses=ADMIN_ERRORS, dependencies=[Depends(check_admin)])
 async def reset_prefix_cache(parts: Parts) -> Success:
     """Empties the prefix cache, of all loaded models: requests from now on find nothing in it. Under vLLM's name."""
     for entry in parts.models.entries():

@@ -1,0 +1,82 @@
+"""What a server is doing: its unfinished requests, for an operator's eyes."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel
+
+from jaxis.errors import UnavailableError
+from jaxis.server.context import Parts
+from jaxis.server.http.openapi import ADMIN_ERRORS
+from jaxis.server.routes.operations import check_admin
+
+router = APIRouter()
+
+
+class RequestInfo(BaseModel):
+    """An unfinished request. Nothing of its prompt or its answer is told.
+
+    Attributes:
+      model: The first name of its model.
+      client: The API key's name, or the address that it came from.
+      state: "preparing" (a grammar compiles, or blocks are fetched), "waiting", "running" or "preempted".
+      computed_tokens: Tokens of prompt and answers whose keys and values are computed.
+      arrived: Unix seconds.
+      waiting_seconds: Until its first step, or until now.
+      running_seconds: Since its first step.
+    """
+
+    id: str
+    model: str
+    client: str | None
+    priority: int
+    state: Literal["preparing", "waiting", "running", "preempted"]
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    generated_tokens: int
+    arrived: float
+    waiting_seconds: float
+    running_seconds: float
+
+
+class RequestList(BaseModel):
+    """All unfinished requests."""
+
+    object: Literal["list"] = "list"
+    data: list[RequestInfo]
+
+
+@router.get("/v1/requests", responses=ADMIN_ERRORS, dependencies=[Depends(check_admin)])
+async def list_requests(parts: Parts) -> RequestList:
+    """The unfinished requests of all loaded models, in the order in which they came."""
+    found = []
+    for entry in parts.models.entries():
+        if entry.context is None:
+            continue
+        try:
+            described = await entry.context.engine.describe()
+        except TimeoutError:
+            raise UnavailableError("the engine is in a long step: ask again in a while") from None
+        now, unix = time.monotonic(), time.time()
+        for request, state in described:
+            started = None if state is None else state.first_scheduled_time
+            info = RequestInfo(
+                id=request.request_id,
+                model=entry.context.model.name,
+                client=request.client,
+                priority=request.priority,
+                state="preparing" if state is None else state.status,
+                prompt_tokens=request.num_prompt_tokens,
+                cached_tokens=0 if state is None else state.num_cached_tokens,
+                computed_tokens=0 if state is None else state.num_computed_tokens,
+                generated_tokens=0 if state is None else state.num_generated_tokens,
+                arrived=unix - (now - request.arrival),
+                waiting_seconds=max(0.0, (now if started is None else started) - request.arrival),
+                running_seconds=0.0 if started is None else max(0.0, now - started),
+            )
+            found.append(info)
+    return RequestList(data=sorted(found, key=lambda each: each.arrived))
