@@ -7,9 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_MAX_MESSAGE = 2000
+
+
+def bounded(message: str) -> str:
+    """A message without its middle if that is longer than any line: it may quote what a file or a request says."""
+    if len(message) <= _MAX_MESSAGE:
+        return message
+    head, tail = _MAX_MESSAGE * 3 // 4, _MAX_MESSAGE // 4
+    return f"{message[:head]} [... {len(message) - head - tail} characters ...] {message[-tail:]}"
+
 
 class JaxisError(Exception):
-    """Base of every error that jaxis raises on purpose."""
+    """Base of every error that jaxis raises on purpose.
+
+    Args:
+      message: What is wrong; see `bounded`.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(bounded(message))
 
 
 class ConfigError(JaxisError, ValueError):
@@ -44,7 +61,7 @@ class RequestError(JaxisError, ValueError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         space = "" if param is None or message.startswith(("=", ":", "[", ".")) else " "
         super().__init__(f"{param or ''}{space}{message}")
-        self.message = message
+        self.message = bounded(message)
         self.param = param
 
     def about(self, param: str) -> RequestError:

@@ -130,3 +130,24 @@ def test_a_broken_file_beside_config_json_is_named(tmp_path, content, error, mes
 def test_a_folder_without_config_json(tmp_path):
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         read_config(write(tmp_path, hf_quant_config=MODELOPT))
+
+
+@pytest.mark.parametrize(
+    ("producer", "method"),
+    [
+        ({"name": "modelopt", "version": "0.39.0"}, "modelopt"),
+        ({"name": "llm-compressor"}, "compressed-tensors"),
+        ("AutoAWQ", "awq"),
+        ({"name": "another tool"}, None),
+        ({"name": 3}, None),
+        (None, None),
+    ],
+)
+def test_a_quantization_without_a_method_is_its_producers(tmp_path, producer, method):
+    own = {"quant_algo": "FP8", "producer": producer}
+    write(tmp_path, config={"quantization_config": own})
+    named = {} if method is None else {"quant_method": method}
+    assert read_config(tmp_path) == {"quantization_config": own | named}
+    own["quant_method"] = "gptq"
+    write(tmp_path, config={"quantization_config": own})
+    assert read_config(tmp_path) == {"quantization_config": own}, "what it says itself goes first"

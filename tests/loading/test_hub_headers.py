@@ -115,3 +115,19 @@ def test_failures_are_one_line_that_names_the_repository(ask, model, message):
     assert message in error
     assert model in error
     assert "\n" not in error
+
+
+def test_without_a_network_it_is_one_line_after_one_attempt(tmp_path):
+    environment = client_environment(tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    process = subprocess.run(
+        [sys.executable, "-c", _CLIENT],
+        env=environment,
+        input=json.dumps({"model": "org/single"}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    error = json.loads(process.stdout)["error"]
+    assert error.startswith("http://127.0.0.1:9 cannot be reached (")
+    assert "org/single is not completely in the local cache: run again when it can" in error
+    assert process.stderr == "", "no warnings of attempts"

@@ -7,6 +7,7 @@ alone or as well; a multimodal checkpoint may have it in its `text_config`. Read
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,15 @@ CONFIG = "config.json"
 MAX_CONFIG_BYTES = 16 << 20  # the longest lists of modules that are not quantized have 2 MB
 _KEY = "quantization_config"
 _OLDER_KEY = "compression_config"  # of the first compressed-tensors checkpoints
+# A tool's name, in letters only -> the method of the checkpoints that it writes.
+_METHODS = {
+    "modelopt": "modelopt",
+    "llmcompressor": "compressed-tensors",
+    "compressedtensors": "compressed-tensors",
+    "autogptq": "gptq",
+    "gptqmodel": "gptq",
+    "autoawq": "awq",
+}
 # Keys that say how to read the weights, compared where both files have them.
 _COMPARED = ("quant_algo", "bits", "group_size", "desc_act", "sym", "zero_point")
 
@@ -80,6 +90,7 @@ def with_quantization(values: Mapping[str, Any], folder: Path | None = None) -> 
     if isinstance(older := found.get(_OLDER_KEY), dict):
         del found[_OLDER_KEY]
         found = _with(found, {"quant_method": "compressed-tensors", **older}, _OLDER_KEY, config_path)
+    found = _with_method_of_producer(found)
     if folder is None:
         return found
     for name, read in QUANTIZATION_FILES.items():
@@ -102,6 +113,17 @@ def _with(values: dict[str, Any], described: dict[str, Any], where: str, config_
     if own.get("quant_method") is None and "quant_method" in described:
         own = {**own, "quant_method": described["quant_method"]}
     return values | {_KEY: own}
+
+
+def _with_method_of_producer(values: dict[str, Any]) -> dict[str, Any]:
+    """The config, whose `quantization_config` is of the tool that it names as its producer if it names no method."""
+    own = values.get(_KEY)
+    if not isinstance(own, dict) or own.get("quant_method") is not None:
+        return values
+    producer = own.get("producer")
+    name = producer.get("name") if isinstance(producer, dict) else producer
+    method = _METHODS.get(re.sub(r"[^a-z]", "", name.lower())) if isinstance(name, str) else None
+    return values if method is None else values | {_KEY: {**own, "quant_method": method}}
 
 
 def _modelopt(values: dict[str, Any], path: Path) -> dict[str, Any] | None:

@@ -27,23 +27,42 @@ def download_config(model: str, *, revision: str | None = None, token: str | Non
     Raises:
       CheckpointError: There is no such repository or config.json, access is refused, or the download fails.
     """
-    if (path := _download(model, CONFIG, revision, token)) is None:
+    fault = _connection_fault()
+    if (path := _download(model, CONFIG, revision, token, fault)) is None:
         raise CheckpointError(f"{model} has no {CONFIG}: give a model in Hugging Face format")
     for name in QUANTIZATION_FILES:
-        _download(model, name, revision, token)
+        _download(model, name, revision, token, fault)
     return path
 
 
-def _download(model: str, name: str, revision: str | None, token: str | None) -> Path | None:
-    """A file in the cache; None if the repository does not have it."""
+def _connection_fault() -> Exception | None:
+    """Why the Hub cannot be reached; None if it can, or is not to be. One attempt, where downloads make several."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception as error:  # errors of its HTTP client share no base class with its own
+        return error
+    return None
+
+
+def _download(model: str, name: str, revision: str | None, token: str | None, fault: Exception | None) -> Path | None:
+    """A file in the cache, of which there is no other if there is a fault; None if the repository does not have it."""
     from huggingface_hub import constants, errors, hf_hub_download
 
+    offline = constants.HF_HUB_OFFLINE or fault is not None
     try:
-        return Path(hf_hub_download(model, name, revision=revision, token=token, library_name="jaxis"))
+        return Path(
+            hf_hub_download(model, name, revision=revision, token=token, library_name="jaxis", local_files_only=offline)
+        )
     except errors.EntryNotFoundError as error:
         if isinstance(error, errors.LocalEntryNotFoundError):  # also raised if the Hub cannot be reached
-            if name != CONFIG and constants.HF_HUB_OFFLINE:
+            if name != CONFIG and offline:
                 return None
+            error.__cause__ = error.__cause__ or fault
             raise _checkpoint_error(error, model, revision) from error
         return None
     except Exception as error:  # errors of its HTTP client share no base class with its own
@@ -63,6 +82,8 @@ def hub_tensor_infos(model: str, *, revision: str | None = None, token: str | No
     from huggingface_hub import HfApi, errors
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
+    if (fault := _connection_fault()) is not None:
+        raise _checkpoint_error(errors.LocalEntryNotFoundError(str(fault)), model, revision)
     shown = not are_progress_bars_disabled()
     disable_progress_bars()  # keep stderr for errors
     try:

@@ -82,6 +82,8 @@ class BailingHybridForCausalLM(CausalLM):
         ("attention", "self_attn"),
         ("mlp.gate.expert_bias", "mlp.gate.e_score_correction_bias"),
     )
+    # Writers differ in the name that it has in layers of linear attention.
+    other_names = (("attention.dense", "self_attn.o_proj"),)
 
     @classmethod
     def all_renames(cls, config: HFConfig) -> Sequence[Rename]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
 from jaxis.errors import ConfigError
@@ -13,6 +15,7 @@ from jaxis.layers.mamba2 import Mamba2, Mamba2Sizes
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import TinySizes
 
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 MAMBA_RENAMES = (("backbone", "model"), ("model.embeddings", "model.embed_tokens"), ("model.norm_f", "model.norm"))
 """What checkpoints of layers with one mixer call the decoder and its parts."""
 
@@ -82,9 +85,9 @@ def check_mamba_keys(config: HFConfig) -> None:
     Raises:
       ConfigError: One has a value that is not supported.
     """
-    # JSON has no infinity: it is written in three ways.
-    infinities = (math.inf, "Infinity", {"__float__": "Infinity"})
-    config.expect("time_step_limit", *([0.0, infinity] for infinity in infinities))
+    limit = config.get("time_step_limit")
+    if not (isinstance(limit, list) and len(limit) == 2 and limit[0] == 0 and _is_no_limit(limit[1])):
+        config.expect("time_step_limit", [0.0, math.inf])
     for key in ("time_step_min", "time_step_max", "time_step_floor", "time_step_rank"):
         config.ignore(key, because="it says how training begins")
     for key in ("chunk_size", "mamba_chunk_size"):
@@ -96,6 +99,13 @@ def check_mamba_keys(config: HFConfig) -> None:
     for key in ("use_mamba_kernels", "use_mambapy", "use_falcon_mambapy", "use_associative_scan"):
         config.ignore(key, because="kernels are chosen by the device")
     config.ignore("num_logits_to_keep", because="the engine knows whose logits it needs")
+
+
+def _is_no_limit(value: Any) -> bool:
+    """Whether no step exceeds it: JSON has no infinity, which is written as text, as an object or as a huge number."""
+    if isinstance(value, int | float):
+        return value >= _LARGEST_FLOAT32
+    return value in ("Infinity", {"__float__": "Infinity"})
 
 
 def ignore_rope(config: HFConfig) -> None:
