@@ -19,11 +19,7 @@ def bounded(message: str) -> str:
 
 
 class JaxisError(Exception):
-    """Base of every error that jaxis raises on purpose.
-
-    Args:
-      message: What is wrong; see `bounded`.
-    """
+    """Base of every error that jaxis raises on purpose."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(bounded(message))

@@ -11,11 +11,13 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
+from jaxis.cli.kv_disk import kv_disk_arguments, kv_disk_line
 from jaxis.cli.options import ChatTemplate, Debug, EngineOptions, expand_options
 from jaxis.cli.serve_options import (
     KEY_VARIABLE,
@@ -27,6 +29,7 @@ from jaxis.cli.serve_options import (
 )
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
+from jaxis.host.byte_size import parse_bytes
 from jaxis.host.extras import check_extra
 
 if TYPE_CHECKING:
@@ -62,6 +65,14 @@ def serve(
             rich_help_panel="Engine",
         ),
     ] = None,
+    kv_disk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[SIZE]",
+            help="Keep computed prompts on disk, over restarts (without SIZE: a quarter of what is free).",
+            rich_help_panel="Engine",
+        ),
+    ] = None,
     engine: EngineOptions = EngineOptions(),  # noqa: B008
     debug: Debug = False,
 ) -> None:
@@ -84,7 +95,7 @@ def serve(
             return
         check_extra("server", "jaxis serve")
         if several.models is not None or len(model or ()) > 1:
-            _check_several(server, hosts)
+            _check_several(server, hosts, kv_disk)
             own = {"chat_template": chat_template, "seed": seed}
             groups = dataclasses.asdict(server) | dataclasses.asdict(limits) | dataclasses.asdict(engine)
             _serve_several(
@@ -92,33 +103,24 @@ def serve(
             )
         else:
             only = model[0] if model else None
-            _serve_one(
-                server, hosts, engine, only, chat_template, seed, _server_config(only, server, limits), debug=debug
-            )
+            arguments = {**engine.llm_arguments(), **hosts.llm_arguments(), "chat_template": chat_template}
+            arguments |= kv_disk_arguments(kv_disk, arguments)
+            _serve_one(server, {"model": only, **arguments}, seed, _server_config(only, server, limits), debug=debug)
 
 
 def _serve_one(
-    server: ServerOptions,
-    hosts: HostOptions,
-    engine: EngineOptions,
-    model: str | None,
-    chat_template: str | None,
-    seed: int | None,
-    config: ServerConfig,
-    *,
-    debug: bool,
+    server: ServerOptions, given: Mapping[str, Any], seed: int | None, config: ServerConfig, *, debug: bool
 ) -> None:
     # Checks everything that can fail before a minute of loading, not after it.
     server.check()
     drawn_seed = secrets.randbits(32) if seed is None else None
     engine_arguments = {
-        "model": model,
-        **engine.llm_arguments(),
-        **hosts.llm_arguments(),
+        **given,
         "seed": drawn_seed if seed is None else seed,
-        "chat_template": chat_template,
-        "fit_memory": model is not None,
+        "fit_memory": given["model"] is not None,
     }
+    if (folder := given.get("kv_offloading_dir")) is not None:
+        config = dataclasses.replace(config, response_folder=Path(folder))
     EngineArgs(**engine_arguments)
     from jaxis.server.run import allow_many_connections, listen
 
@@ -127,10 +129,12 @@ def _serve_one(
         _serve(server, config, engine_arguments, listener, drawn_seed=drawn_seed, debug=debug)
 
 
-def _check_several(server: ServerOptions, hosts: HostOptions) -> None:
+def _check_several(server: ServerOptions, hosts: HostOptions, kv_disk: str | None) -> None:
     """Raises ConfigError for options that several models cannot have in common."""
     if hosts.nnodes > 1:
         raise ConfigError("--nnodes is for one model: give one MODEL")
+    if kv_disk is not None:
+        raise ConfigError("--kv-disk is for one model: give --kv-offloading-size and --kv-offloading-dir")
     for option, value in (("--served-model-name", server.served_model_name), ("--model-alias", server.model_alias)):
         if value:
             raise ConfigError(f"{option} is for one model: give it to each in a file of --models")
@@ -212,7 +216,10 @@ def _serve(
     tls = server.tls_files()
     uvicorn_server = make_server(engine, config, ssl_certfile=tls[0], ssl_keyfile=tls[1])
     host, port = listener.getsockname()[:2]
-    for line in start_lines(engine, config, host, port, tls=tls[0] is not None, seed=drawn_seed):
+    lines = start_lines(engine, config, host, port, tls=tls[0] is not None, seed=drawn_seed)
+    if (disk := kv_disk_line(engine_arguments)) is not None:
+        lines.insert(2, disk)
+    for line in lines:
         note(line)
     _run(uvicorn_server, config, listener)
 
@@ -341,6 +348,8 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
         request_log_level=server.request_log_level,
         tool_call_parser=server.tool_call_parser,
         reasoning_parser=server.reasoning_parser,
+        response_ttl_seconds=limits.response_ttl * 3600,
+        response_store_bytes=parse_bytes(limits.response_store_size, "--response-store-size"),
         max_queued=limits.max_queued,
         max_body_bytes=limits.max_body_bytes(),
         request_timeout_seconds=limits.request_timeout or None,

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 from typer.models import OptionInfo
 
+from jaxis.cli.kv_disk import with_size
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.host.tls import load_certificate
@@ -128,14 +129,14 @@ NOT_TAKEN = {
 
 
 class ServeCommand(TyperCommand):
-    """A command that says what to give in place of such an option."""
+    """A command that says what to give in place of such an option, and whose `--kv-disk` needs no size."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """See typer's own."""
         for name in (arg.partition("=")[0] for arg in args):
             if name in NOT_TAKEN:
                 raise typer.BadParameter(f"{name} is not supported: {NOT_TAKEN[name]}")
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, with_size(args))
 
 
 SERVER_PANEL = "Server"
@@ -361,6 +362,13 @@ class LimitOptions:
     max_queued: Annotated[
         int, _limit("Most completions that wait; more are refused with 429.", min=0, metavar="NUMBER")
     ] = _DEFAULTS.max_queued
+    response_ttl: Annotated[
+        float,
+        _limit("Hours that stored responses stay after their last use; 0 stores none.", min=0.0, metavar="HOURS"),
+    ] = _DEFAULTS.response_ttl_seconds / 3600
+    response_store_size: Annotated[
+        str, _limit("Most bytes of all of them; in memory, or on disk with --kv-disk.", metavar="SIZE")
+    ] = f"{_DEFAULTS.response_store_bytes // 2**20}MiB"
     request_timeout: Annotated[
         float, _limit("Seconds from a request to the end of its answer; 0 is no limit.", min=0.0, metavar="SECONDS")
     ] = _DEFAULTS.request_timeout_seconds or 0.0

@@ -32,6 +32,8 @@ from jaxis.server.one_model import OneModel
 from jaxis.server.openai import routes as openai
 from jaxis.server.openai import tokenize
 from jaxis.server.openai.response_job import RESPONSE_ERRORS
+from jaxis.server.openai.stored import routes as stored_responses
+from jaxis.server.openai.stored.store import ResponseStore
 from jaxis.server.routes import models, operations, requests
 from jaxis.server.routes.operations import add_chat_page, add_ollama_greeting, chat_page_paths
 from jaxis.server.several import routes as several
@@ -83,6 +85,7 @@ def create_models_app(models: ServedModels, config: ServerConfig) -> FastAPI:
         tracer=tracer,
         accounting=UsageAccounting(KeyMetrics(metrics.registry, config.metrics_prefix)),
         keys=keys,
+        responses=_response_store(config),
         request_log=log,
     )
     models.join(parts)
@@ -157,8 +160,15 @@ class HeadMiddleware:
                 scope["route"] = inner["route"]
 
 
+def _response_store(config: ServerConfig) -> ResponseStore | None:
+    if not config.response_ttl_seconds:
+        return None
+    return ResponseStore(config.response_folder, config.response_store_bytes, config.response_ttl_seconds)
+
+
 def _add_routes(app: FastAPI, config: ServerConfig) -> None:
     app.include_router(openai.router)
+    app.include_router(stored_responses.router)
     app.include_router(anthropic.router)
     app.include_router(models.router)
     app.include_router(several.router)

@@ -20,12 +20,14 @@ from jaxis.sampling_params import SamplingParams
 from jaxis.server.accounting import UsageAccounting
 from jaxis.server.config import ServerConfig
 from jaxis.server.generation.model_info import ServedModelInfo
+from jaxis.server.generation.repeated_prompts import RepeatedPrompts
 from jaxis.server.generation.served_model import ModelNames, ServedModel
 from jaxis.server.http.api_keys import ApiKeys
 from jaxis.server.http.ignored_fields import IgnoredFields
 from jaxis.server.http.limits import request_bytes
 from jaxis.server.http.request_records import RequestLogFile
 from jaxis.server.observability.metrics import ModelMetrics, RequestObserver, ServerMetrics
+from jaxis.server.openai.stored.store import ResponseStore
 
 if TYPE_CHECKING:
     from jaxis.server.observability.tracing import RequestTracer
@@ -50,7 +52,9 @@ class ServerParts:
       tracer: Writes a trace of each request; None writes none.
       accounting: Admits requests by the limits of their API keys, and counts what they take.
       keys: The API keys.
+      responses: What /v1/responses and /v1/conversations keep; None keeps nothing.
       request_log: Gets a line for every request; None is none.
+      repeated_prompts: Notices what a KV cache on disk would have kept.
       workers: Threads that render templates and tokenize, which would block the event loop.
       token_counts: Lets a few prompts at once be rendered only to be counted; the others wait.
     """
@@ -62,7 +66,9 @@ class ServerParts:
     tracer: RequestTracer | None
     accounting: UsageAccounting
     keys: ApiKeys
+    responses: ResponseStore | None = None
     request_log: RequestLogFile | None = None
+    repeated_prompts: RepeatedPrompts = field(default_factory=RepeatedPrompts)
     workers: SizedExecutor = field(default_factory=lambda: SizedExecutor(_WORKER_BYTES, "jaxis-tokenize"))
     token_counts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
 
@@ -92,7 +98,9 @@ class ServerParts:
             self.request_log.reopen()
 
     def close(self) -> None:
-        """Ends the threads; queued work is cancelled. Closes the request log."""
+        """Ends the threads; queued work is cancelled. Closes the request log and the stored responses."""
+        if self.responses is not None:
+            self.responses.close()
         if self.request_log is not None:
             self.request_log.close()
         self.workers.shutdown()

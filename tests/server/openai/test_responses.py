@@ -77,7 +77,6 @@ def test_a_cut_answer_says_so(client):
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"input": []}, "input"),
         ({"temperature": -1}, "temperature"),

@@ -159,8 +159,6 @@ def test_logprobs(client):
         ({"text": {"format": {"type": "grammar"}}}, "text"),
         ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]}, "input"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
     ],
 )

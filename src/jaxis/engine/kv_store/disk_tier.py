@@ -24,6 +24,7 @@ import numpy as np
 from jaxis.engine.kv_connector import TierStats
 from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.errors import ConfigError
+from jaxis.host.byte_size import human_bytes
 
 # Bytes of blocks that wait to be written; while there are more, others are not written.
 MAX_QUEUED_BYTES = 1 << 30
@@ -67,7 +68,7 @@ class DiskTier:
         self._has_warned = False
         self._queue: queue.SimpleQueue[tuple[BlockKey, np.ndarray, int] | None] = queue.SimpleQueue()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_folder()
             aside = self._folder / f".{os.getpid()}.tmp"
             aside.touch(mode=0o600)
@@ -77,6 +78,14 @@ class DiskTier:
             raise ConfigError(
                 f"kv_offloading_dir={str(folder)!r} cannot be used ({error.strerror}): give a folder of your own"
             ) from None
+        num_blocks = sum(1 for _ in self._folder.glob(f"*{_SUFFIX}"))
+        _logger.info(
+            "KV cache on disk: %s holds %s of at most %s, %d blocks of it of this model with these settings",
+            folder,
+            human_bytes(self._stats.used_bytes),
+            human_bytes(max_bytes),
+            num_blocks,
+        )
         self._writer = threading.Thread(target=self._write_all, name="jaxis-kv-disk", daemon=True)
         self._writer.start()
 

@@ -143,8 +143,17 @@ async def _generate_one(
             final_only=not job.stream,
             grammar=grammar,
         )
+        is_first = job.params.prompt_logprobs is None  # such a prompt is always computed
         async with aclosing(outputs):
             async for output in outputs:
+                if is_first:
+                    is_first = False
+                    context.repeated_prompts.note(
+                        output.prompt_token_ids,
+                        output.num_cached_tokens,
+                        (context.model.name, prompt.cache_salt),
+                        lambda: "disk" in engine.stats().kv_tiers,
+                    )
                 request.add(output)
                 if usage is not None:
                     usage.add(output)

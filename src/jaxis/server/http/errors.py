@@ -140,6 +140,18 @@ class ModelNotFoundError(RequestError):
         self.param = "model"
 
 
+class ObjectNotFoundError(RequestError):
+    """A request for something that is not stored here, or is another API key's.
+
+    Attributes:
+      param: The field that names it; None if the path does.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 class RefusedFieldError(RequestError):
     """A field that is not applied and cannot be ignored; its name is the one that the client sent."""
 
@@ -155,6 +167,7 @@ class UnsupportedFieldError(RefusedFieldError):
 # By the type of an error, the most special first: its status and its name for programs.
 _ANSWERS: Mapping[type[JaxisError], tuple[int, str | None]] = {
     ModelNotFoundError: (404, "model_not_found"),
+    ObjectNotFoundError: (404, "not_found"),
     UnknownFieldError: (400, "unknown_parameter"),
     UnsupportedFieldError: (400, "unsupported_parameter"),
     ContextLengthError: (400, "context_length_exceeded"),

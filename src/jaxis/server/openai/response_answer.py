@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -36,6 +36,7 @@ from jaxis.server.openai.response_items import (
     ReasoningText,
 )
 from jaxis.server.openai.response_schema import (
+    ConversationReference,
     IncompleteDetails,
     ResponseError,
     ResponseObject,
@@ -58,12 +59,15 @@ class ResponseAnswer(StreamForm):
     Args:
       request: The request.
       job: Its job.
+      record: Called with the whole answer once it has ended, before its client gets it.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, request: ResponseRequest, job: GenerationJob) -> None:
-        self._request = request
+    def __init__(
+        self, request: ResponseRequest, job: GenerationJob, record: Callable[[ResponseObject], None] = lambda _: None
+    ) -> None:
+        self._request, self._record = request, record
         self._job = job
         self._num_events = 0
         self._has_begun = False
@@ -132,7 +136,7 @@ class ResponseAnswer(StreamForm):
 
     def _ended(self) -> ResponseObject:
         counts = self._reader.counts
-        return self._response(
+        response = self._response(
             self._status,
             output=self._items.items,
             kv_transfer_params=self._kv_transfer_params,
@@ -149,9 +153,11 @@ class ResponseAnswer(StreamForm):
                 total_tokens=counts.num_prompt_tokens + counts.num_tokens,
             ),
         )
+        self._record(response)
+        return response
 
     def _response(self, status: ResponseStatus, **more: Any) -> ResponseObject:
-        request, params = self._request, self._job.params
+        request, params, conversation = self._request, self._job.params, self._request.conversation_id
         given = {name: getattr(request, name) for name in ("tools", "tool_choice", "reasoning", "top_logprobs")}
         if request.text is not None and request.text.format is not None:
             given["text"] = request.text.model_dump(by_alias=True, exclude_unset=True)
@@ -162,6 +168,9 @@ class ResponseAnswer(StreamForm):
             instructions=request.instructions,
             max_output_tokens=request.max_output_tokens,
             metadata=request.metadata or {},
+            store=request.store is True,
+            previous_response_id=request.previous_response_id,
+            conversation=None if conversation is None else ConversationReference(id=conversation),
             parallel_tool_calls=request.parallel_tool_calls is not False,
             temperature=params.temperature,
             top_p=params.top_p,

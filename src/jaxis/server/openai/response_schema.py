@@ -1,4 +1,4 @@
-"""Bodies of /v1/responses: text and calls of tools only, and nothing is stored."""
+"""Bodies of /v1/responses: text and calls of tools only."""
 
 from __future__ import annotations
 
@@ -66,9 +66,15 @@ def _no_hosted_tool(choice: object) -> object:
     return choice
 
 
-_STORED = NotApplied(advice="nothing is stored here: send the whole conversation in input")
+MAX_ID = 128
 _LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")  # reasoning comes as it is, and can be sent back
+
+
+class ConversationReference(StrictModel):
+    """The conversation that a response belongs to."""
+
+    id: Annotated[str, Field(min_length=1, max_length=MAX_ID)]
 
 
 class ResponseRequest(EngineRequest):
@@ -85,12 +91,15 @@ class ResponseRequest(EngineRequest):
       include: Log-probabilities; what else can be included, answers of this server never have.
       top_logprobs: With log-probabilities: of this many most likely tokens for each token.
       truncation: Accepted without effect: a prompt that is too long is always refused.
-      store, user, safety_identifier, prompt_cache_key, service_tier: Accepted without effect; nothing is stored.
+      store: Whether the response can be asked for later, and gone on from; by default it can.
+      previous_response_id: The response that this one goes on from.
+      conversation: The conversation, or its id, that this one goes on from and is added to.
+      user, safety_identifier, prompt_cache_key, service_tier: Accepted without effect.
     """
 
     # Fields of this protocol's own, and those that it has under the name of another server's.
     not_applied: ClassVar[dict[str, NotApplied]] = {
-        **{name: rule for name, rule in ACCOUNT_FIELDS.items() if name != "metadata"},
+        **{name: rule for name, rule in ACCOUNT_FIELDS.items() if name not in ("metadata", "store")},
         **{n: rule for n, rule in OTHER_SERVERS_FIELDS.items() if n not in ("reasoning", "max_output_tokens")},
         **NOT_FOR_RESPONSES,
         "stream_options": NotApplied(),
@@ -98,10 +107,8 @@ class ResponseRequest(EngineRequest):
         "client_metadata": NotApplied(),
         "context_management": NotApplied(),
         "truncation": NotApplied(neutral=("disabled",)),
-        "previous_response_id": _STORED,
-        "conversation": _STORED,
-        "background": NotApplied(neutral=(False,), advice=_STORED.advice),
-        "prompt": _STORED,
+        "background": NotApplied(neutral=(False,), advice="there are no background responses here: stream it"),
+        "prompt": NotApplied(advice="no prompts are kept here: send instructions and input"),
     }
 
     input: (
@@ -125,10 +132,18 @@ class ResponseRequest(EngineRequest):
     metadata: dict[str, str] | None = Field(None, max_length=16)
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
+    previous_response_id: Annotated[str, Field(min_length=1, max_length=MAX_ID)] | None = None
+    conversation: Annotated[str, Field(min_length=1, max_length=MAX_ID)] | ConversationReference | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation; None if it belongs to none."""
+        conversation = self.conversation
+        return conversation.id if isinstance(conversation, ConversationReference) else conversation
 
     @property
     def wants_logprobs(self) -> bool:
@@ -182,9 +197,10 @@ class ResponseObject(BaseModel):
     model: str
     output: list[OutputItem] = []
     parallel_tool_calls: bool = True
-    previous_response_id: None = None
+    previous_response_id: str | None = None
+    conversation: ConversationReference | None = Field(default=None, exclude_if=is_none)
     reasoning: ReasoningOptions = ReasoningOptions()
-    store: Literal[False] = False
+    store: bool = False
     temperature: float
     text: dict[str, Any] = {"format": {"type": "text"}}
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"

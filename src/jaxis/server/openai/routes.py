@@ -20,6 +20,7 @@ from jaxis.server.openai.completions import (
 from jaxis.server.openai.response_answer import ResponseAnswer
 from jaxis.server.openai.response_job import left_out, response_job
 from jaxis.server.openai.response_schema import ResponseObject, ResponseRequest
+from jaxis.server.openai.stored.turn import begin_turn
 
 router = APIRouter(route_class=StrictJSONRoute)
 
@@ -43,7 +44,8 @@ async def create_completion(body: CompletionRequest, request: Request, context: 
 
 @router.post("/v1/responses", response_model=ResponseObject, responses=GENERATION_RESPONSES)
 async def create_response(body: ResponseRequest, request: Request, context: Context) -> Response:
-    """Answers a string or a conversation; nothing is stored."""
+    """Answers a string or a conversation, which may go on from a stored one."""
     headers = context.ignored_fields.check(body, left_out(body, context.model))
-    job = response_job(body, context.model)
-    return await respond(request, context, job, ResponseAnswer(body, job), headers)
+    turn = await begin_turn(body, context.responses)
+    job = response_job(turn.request, context.model)
+    return await respond(request, context, job, ResponseAnswer(turn.request, job, turn.record), headers)

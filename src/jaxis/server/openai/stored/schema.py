@@ -1,0 +1,112 @@
+"""Bodies of /v1/conversations, and lists of stored items."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, TypeAdapter
+
+from jaxis.server.http.body import LenientModel, new_id
+from jaxis.server.openai.response_items import HostedCall, InputItem, InputMessage
+from jaxis.server.openai.stored.database import Json
+
+MAX_NEW_ITEMS = 20
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+_ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
+_KINDS = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+
+
+class ConversationRequest(LenientModel):
+    """A new conversation.
+
+    Attributes:
+      items: What it begins with.
+      metadata: Comes back with it.
+    """
+
+    items: Annotated[list[InputItem], Field(max_length=MAX_NEW_ITEMS)] | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(LenientModel):
+    """Other metadata."""
+
+    metadata: Metadata | None
+
+
+class NewItems(LenientModel):
+    """More items of a conversation."""
+
+    items: Annotated[list[InputItem], Field(min_length=1, max_length=MAX_NEW_ITEMS)]
+
+
+class ConversationObject(BaseModel):
+    """A conversation, without its items."""
+
+    id: str = Field(default_factory=lambda: new_id("conv"))
+    object: Literal["conversation"] = "conversation"
+    created_at: int = Field(default_factory=lambda: int(time.time()))
+    metadata: dict[str, str] = {}
+
+
+class Deleted(BaseModel):
+    """What was deleted."""
+
+    id: str
+    object: Literal["response", "conversation.deleted"]
+    deleted: Literal[True] = True
+
+
+class ItemList(BaseModel):
+    """Some items."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+    @classmethod
+    def of(cls, items: Sequence[Json], *, has_more: bool) -> ItemList:
+        """A list of these items."""
+        ids = [item["id"] for item in items]
+        first, last = (ids[0], ids[-1]) if ids else (None, None)
+        return cls(data=list(items), first_id=first, last_id=last, has_more=has_more)
+
+
+def stored_items(items: Sequence[Any]) -> list[Json]:
+    """These items (`InputItem`) as they are stored and listed: each has an id, and messages have parts.
+
+    Items that have no effect, since only another server has them, are left out.
+    """
+    stored = []
+    for item in items:
+        if isinstance(item, HostedCall):
+            continue
+        value = item.model_dump(mode="json", exclude_none=True)
+        if isinstance(item, InputMessage):
+            kind = "output_text" if item.role == "assistant" else "input_text"
+            if isinstance(item.content, str):
+                value["content"] = [{"type": kind, "text": item.content}]
+            if kind == "output_text":  # clients read them
+                value["content"] = [{"annotations": [], **part} for part in value["content"]]
+        value["status"] = item.status or "completed"
+        value["id"] = item.id or new_id(_KINDS[value["type"]])
+        stored.append(value)
+    return stored
+
+
+def input_items(stored: Sequence[Json]) -> list[Any]:
+    """Stored items as those (`InputItem`) of a request."""
+    return _ITEMS.validate_python(list(stored))

@@ -1,0 +1,106 @@
+"""A request of /v1/responses that goes on from what is stored, and whose answer is stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxis.errors import RequestError
+from jaxis.server.http.errors import ObjectNotFoundError
+from jaxis.server.openai.chat_schema import MAX_MESSAGES
+from jaxis.server.openai.response_items import InputMessage
+from jaxis.server.openai.response_schema import ResponseObject, ResponseRequest
+from jaxis.server.openai.stored.database import Database, Json
+from jaxis.server.openai.stored.schema import input_items, stored_items
+from jaxis.server.openai.stored.store import ResponseStore, current_owner
+
+NOTHING_STORED = "nothing is stored here (--response-ttl 0): send the whole conversation in input"
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """A request with what it goes on from.
+
+    Attributes:
+      request: The request, whose input begins with the items before it.
+      record: To be called with the answer once it has ended.
+    """
+
+    request: ResponseRequest
+    record: Callable[[ResponseObject], None]
+
+
+async def begin_turn(request: ResponseRequest, store: ResponseStore | None) -> Turn:
+    """Looks up what a request goes on from.
+
+    Args:
+      request: As it came.
+      store: None stores nothing.
+
+    Raises:
+      ObjectNotFoundError: There is no such response or conversation, or it is another API key's.
+      RequestError: Both are named, or nothing is stored.
+    """
+    if store is None:
+        for name in ("previous_response_id", "conversation"):
+            if getattr(request, name) is not None:
+                raise RequestError(f"cannot be honoured: {NOTHING_STORED}", param=name)
+        return Turn(request.model_copy(update={"store": False}), lambda _: None)
+    if request.previous_response_id is not None and request.conversation_id is not None:
+        raise RequestError(
+            "cannot be sent with conversation, which knows its responses: send one", param="previous_response_id"
+        )
+    given = request.input
+    new = [InputMessage(role="user", content=given)] if isinstance(given, str) else list(given)
+    before = await _items_before(request, store)
+    if len(before) + len(new) >= MAX_MESSAGES:
+        raise RequestError(f"has {len(before) + len(new)} items with those before it: begin anew", param="input")
+    changes: dict[str, Any] = {"store": request.store is not False}
+    if before:
+        changes["input"] = [*before, *new]
+    changed = request.model_copy(update=changes)
+    return Turn(changed, functools.partial(_record, changed, new, store, current_owner()))
+
+
+async def _items_before(request: ResponseRequest, store: ResponseStore) -> list[Any]:
+    """The items (`InputItem`) that a request goes on from."""
+    owner = current_owner()
+    if (previous := request.previous_response_id) is not None:
+        chain = await store.call(lambda database: database.chain(owner, previous))
+        if chain is None:
+            raise not_found("response", previous, "previous_response_id")
+        return input_items([item for body, items in chain for item in (*items, *body["output"])])
+    if (conversation := request.conversation_id) is not None:
+        items = await store.call(lambda database: database.items(owner, "conversation", conversation))
+        if items is None:
+            raise not_found("conversation", conversation, "conversation")
+        return input_items(items)
+    return []
+
+
+def _record(
+    request: ResponseRequest, new: Sequence[Any], store: ResponseStore, owner: str, response: ResponseObject
+) -> None:
+    """Has an answer stored, with the request's new items."""
+    conversation = request.conversation_id
+    if not request.store and conversation is None:
+        return
+    body: Json = response.model_dump(mode="json", by_alias=True)
+    items = stored_items(new)
+
+    def write(database: Database) -> None:
+        if request.store:
+            database.put(owner, "response", response.id, body, items, request.previous_response_id)
+        if conversation is not None:
+            database.add_items(owner, conversation, [*items, *body["output"]])
+
+    store.submit(write)
+
+
+def not_found(kind: str, object_id: str, param: str | None = None) -> ObjectNotFoundError:
+    """The error for an id that is unknown, expired, deleted or another API key's."""
+    return ObjectNotFoundError(
+        f"there is no {kind} {object_id[:100]!r}: it was never stored, has expired, or was deleted", param
+    )
