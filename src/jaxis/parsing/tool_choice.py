@@ -8,12 +8,10 @@ from typing import Any, Literal
 
 from jaxis.errors import RequestError
 from jaxis.parsing.tool_parsers.base import ToolParser
+from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, call_schema, moved, special_tokens
 from jaxis.parsing.tool_parsers.call_list import BareCallListToolParser
 from jaxis.parsing.tool_parsers.tools import FunctionTool
-
-# The values of these keys: schemas under arbitrary names, and values that are not schemas.
-_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
-_VALUES = frozenset({"const", "enum", "default", "examples"})
+from jaxis.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -23,14 +21,18 @@ class ToolPlan:
     Attributes:
       mode: The chosen mode.
       tools: The functions that the model may call.
-      json_schema: The schema of its answer after any reasoning, if it must call.
+      json_schema: The schema of its answer after any reasoning, if it must call and has no format of its own for that.
       parser: Parses an answer that follows `json_schema`; None uses the model's own parser.
+      callable_tools: The functions that the answer's grammar may hold.
+      max_calls: Most calls in it; None is no limit.
     """
 
     mode: Literal["none", "auto", "required", "named"]
     tools: tuple[FunctionTool, ...]
     json_schema: Mapping[str, Any] | None = None
     parser: type[ToolParser] | None = None
+    callable_tools: tuple[FunctionTool, ...] = ()
+    max_calls: int | None = None
 
 
 def plan_tools(
@@ -55,17 +57,18 @@ def plan_tools(
     if tool_choice == "none" or (tool_choice == "auto" and not tools):
         return ToolPlan("none", ())
     if tool_choice == "auto":
-        return ToolPlan("auto", tuple(tools))
+        return ToolPlan("auto", tuple(tools), callable_tools=tuple(tools), max_calls=None if parallel_tool_calls else 1)
     if not tools:
         raise RequestError("names a call to make, but tools is empty: send the functions in tools", param="tool_choice")
     if tool_choice == "required":
-        schema = required_tools_schema(tools, max_calls=None if parallel_tool_calls else 1)
-        return ToolPlan("required", tuple(tools), schema, BareCallListToolParser)
+        max_calls = None if parallel_tool_calls else 1
+        schema = required_tools_schema(tools, max_calls=max_calls)
+        return ToolPlan("required", tuple(tools), schema, BareCallListToolParser, tuple(tools), max_calls)
     chosen = [tool for tool in tools if tool.name == _chosen_name(tool_choice)]
     if not chosen:
         raise RequestError(f"names {_chosen_name(tool_choice)!r}, which is not in tools", param="tool_choice")
     schema = required_tools_schema(chosen, max_calls=1)
-    return ToolPlan("named", tuple(tools), schema, BareCallListToolParser)
+    return ToolPlan("named", tuple(tools), schema, BareCallListToolParser, tuple(chosen), 1)
 
 
 def _chosen_name(tool_choice: object) -> str:
@@ -86,34 +89,32 @@ def required_tools_schema(tools: Sequence[FunctionTool], *, max_calls: int | Non
       tools: The functions that may be called.
       max_calls: Maximum length of the list; None is no limit.
     """
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool.name},
-                "parameters": _moved(tool.parameters, f"#/items/anyOf/{i}/properties/parameters"),
-            },
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for i, tool in enumerate(tools)
-    ]
+    calls = [moved(call_schema(tool, arguments_key="parameters"), f"#/items/anyOf/{i}") for i, tool in enumerate(tools)]
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     return schema if max_calls is None else {**schema, "maxItems": max_calls}
 
 
-def _moved(schema: object, place: str) -> Any:
-    """A schema whose internal references are rewritten for its place in another schema."""
-    if isinstance(schema, list):
-        return [_moved(item, place) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    moved: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
-            moved[key] = {name: _moved(item, place) for name, item in value.items()}
-        elif key == "$ref" and isinstance(value, str) and value.startswith("#"):
-            moved[key] = place + value[1:]
-        elif key not in ("$id", "$schema"):  # only meaningful at the root of a document, which this no longer is
-            moved[key] = value if key in _VALUES else _moved(value, place)
-    return moved
+def calls_grammar(
+    parser: type[ToolParser],
+    tools: Sequence[FunctionTool],
+    tokenizer: Tokenizer,
+    *,
+    must_call: bool,
+    max_calls: int | None = None,
+    answer: str | None = None,
+) -> str:
+    """The grammar of answers that call tools in a model's own format, in llguidance's dialect of Lark.
+
+    Args:
+      parser: The format's.
+      tools: The functions that may be called, at least one.
+      tokenizer: Has the format's markers.
+      must_call: Whether the answer is a call, or several; otherwise it may be any text, and calls in it.
+      max_calls: Most calls; None is no limit.
+      answer: What an answer without calls is, as an expression; None is any text.
+
+    Raises:
+      UnwritableCallError: The format cannot write what a function's schema asks for.
+    """
+    grammar = CallGrammar(tools, special_tokens(tokenizer), max_calls=max_calls)
+    return grammar.source(parser.write_answer(grammar, answer, must_call=must_call))

@@ -175,15 +175,18 @@ def test_parameters_arrive(client, engine):
 
 
 def test_tool_choice(client, engine):
-    engine.text = '[{"name": "get_time", "parameters": {}}]'
+    engine.text = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
     message = both(client, tools=[WEATHER, TIME], tool_choice={"type": "any"})
     assert (said(message), message.stop_reason) == ([("tool_use", {})], "tool_use")
-    assert "maxItems" not in engine.params.structured_outputs.json_schema
+    several = engine.params.structured_outputs.grammar
     ask(client, tools=[WEATHER, TIME], tool_choice={"type": "any", "disable_parallel_tool_use": True})
-    assert engine.params.structured_outputs.json_schema["maxItems"] == 1
+    assert ")*" in several
+    assert ")*" not in engine.params.structured_outputs.grammar
     ask(client, tools=[WEATHER, TIME], tool_choice={"type": "tool", "name": "get_time"})
-    [named] = engine.params.structured_outputs.json_schema["items"]["anyOf"]
-    assert named["properties"]["name"] == {"const": "get_time"}
+    assert "get_time" in engine.params.structured_outputs.grammar
+    assert "get_weather" not in engine.params.structured_outputs.grammar
+    ask(client, tools=[WEATHER | {"strict": True}])
+    assert "[lazy]" in engine.params.structured_outputs.grammar
     engine.text = CALLS
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     assert said(both(client, tools=[WEATHER, TIME], tool_choice=choice)) == [("tool_use", {"city": "Rome"})]

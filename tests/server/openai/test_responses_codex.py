@@ -273,7 +273,7 @@ def test_a_custom_tool_that_must_be_called_gets_text_of_its_grammar(engine, clie
 
 
 def test_a_namespaced_function_can_be_demanded(engine, client):
-    engine.text = '[{"name": "agents__wait", "parameters": {}}]'
+    engine.text = '<tool_call>\n{"name": "agents__wait", "arguments": {}}\n</tool_call>'
     choice = {"type": "function", "name": "wait", "namespace": "agents"}
     _, events = post(client, tool_choice=choice)
     [item] = events[-1]["response"]["output"]

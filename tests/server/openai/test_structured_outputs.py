@@ -115,6 +115,20 @@ def test_an_answer_has_its_form_or_calls(client):
     jsonschema.validate(json.loads(choice.message.content), CITY)
 
 
+def test_strict_calls_fit_their_schema_and_others_need_not(client):
+    schema = {"type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"]}
+    weather = [{"role": "user", "content": "Weather in Paris?"}]
+    for strict in (True, False):
+        function = {"name": "get_weather", "strict": strict, "parameters": schema | {"additionalProperties": False}}
+        [choice] = ask(client, messages=weather, tools=[{"type": "function", "function": function}]).choices
+        [call] = choice.message.tool_calls
+        assert (json.loads(call.function.arguments) == {"zone": "UTC"}) is strict
+    [choice] = ask(
+        client, messages=MESSAGES, tools=[{"type": "function", "function": function | {"strict": True}}]
+    ).choices
+    assert "Paris" in choice.message.content
+
+
 def test_responses_take_forms_and_functions(client):
     form = {"type": "json_schema", "name": "city", "schema": CITY}
     response = client.responses.create(

@@ -138,7 +138,23 @@ def test_without_tools_the_text_stays(client, engine, more):
     assert "get_weather" not in engine.prompt
 
 
-def test_required_is_a_schema_over_all_tools(client, engine):
+def test_calls_that_must_come_are_in_the_models_format(client, engine):
+    engine.text = (
+        '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    )
+    assert both(client, tools=[WEATHER, TIME], tool_choice="required") == (
+        None,
+        None,
+        [("get_time", "{}"), ("get_weather", '{"city": "Rome"}')],
+        "tool_calls",
+    )
+    grammar = engine.params.structured_outputs.grammar
+    assert all(part in grammar for part in ('"const": "get_time"', '"const": "get_weather"', '"<tool_call>\\n"'))
+
+
+def test_calls_in_no_known_format_are_a_list(connect, engine):
+    client = connect(engine, tool_call_parser="none")
     engine.text = '[{"name": "get_time", "parameters": {}}, {"name": "get_weather", "parameters": {"city": "Rome"}}]'
     assert both(client, tools=[WEATHER, TIME], tool_choice="required") == (
         None,
@@ -153,12 +169,12 @@ def test_required_is_a_schema_over_all_tools(client, engine):
 
 
 def test_a_named_function_gets_its_arguments(client, engine):
-    engine.text = '[{"name": "get_weather", "parameters": {"city": "Rome"}}]'
+    engine.text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
     choice = {"type": "function", "function": {"name": "get_weather"}}
     assert both(client, tools=[TIME, WEATHER], tool_choice=choice)[::2] == (None, [("get_weather", '{"city": "Rome"}')])
-    schema = engine.params.structured_outputs.json_schema
-    assert schema["maxItems"] == 1
-    assert [call["properties"]["name"]["const"] for call in schema["items"]["anyOf"]] == ["get_weather"]
+    grammar = engine.params.structured_outputs.grammar
+    assert "get_weather" in grammar
+    assert "get_time" not in grammar
 
 
 def test_reasoning_is_apart_and_can_be_left_out(client, engine):
@@ -241,7 +257,7 @@ def call_with(arguments):
         ({"tools": [TIME, TIME]}, "tools"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
-        ({"tools": [TIME], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [TIME], "extra_body": {"guided_regex": "a+"}}, "guided_regex"),
         ({"messages": call_with("{")}, "messages"),
         ({"messages": call_with("[1]")}, "messages"),
     ],

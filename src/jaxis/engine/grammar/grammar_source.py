@@ -54,9 +54,12 @@ def grammar_source(spec: StructuredOutputs) -> str:
 
 
 def _json_grammar(schema: str) -> str:
+    return f"start: %json {_with_options(schema, is_empty=schema == '{}')}"
+
+
+def _with_options(schema: str, *, is_empty: bool) -> str:
     """The schema's text, with llguidance's options added at its end, where they do not move other keys."""
-    separator = "," if schema != "{}" else ""
-    return f'start: %json {schema[:-1]}{separator}"x-guidance":{json.dumps(_JSON_OPTIONS)}}}'
+    return f'{schema[:-1]}{"" if is_empty else ","}"x-guidance":{json.dumps(_JSON_OPTIONS)}}}'
 
 
 def _regex_grammar(regex: str) -> str:
@@ -64,15 +67,21 @@ def _regex_grammar(regex: str) -> str:
 
 
 def _lark_grammar(text: str) -> str:
+    """The grammar, with the options of all schemas added to those that it embeds."""
+    pieces, at = [], 0
     for match in _EMBEDDED_SCHEMA.finditer(text):
         try:
-            schema, _ = json.JSONDecoder(parse_float=Decimal).raw_decode(text, match.end())
+            schema, end = json.JSONDecoder(parse_float=Decimal).raw_decode(text, match.end())
         except (ValueError, RecursionError):
             line = text.count("\n", 0, match.start()) + 1
             raise RequestError(
                 f": line {line}: %json must be followed by a schema in JSON", param="structured_outputs.grammar"
             ) from None
         _check_schema(schema, "structured_outputs.grammar")
+        if isinstance(schema, dict) and "x-guidance" not in schema:
+            pieces.append(text[at : match.end()] + _with_options(text[match.end() : end], is_empty=not schema))
+            at = end
+    text = "".join((*pieces, text[at:]))
     if "::=" not in text:
         return text
     try:

@@ -17,6 +17,7 @@ from jaxis.parsing.parser_events import (
     new_call_id,
 )
 from jaxis.parsing.text_reader import EndOfTextError, Reading, TextReader
+from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, UnwritableCallError
 from jaxis.parsing.tool_parsers.json_value import MalformedCallError
 from jaxis.parsing.tool_parsers.tools import FUNCTION_NAME, FunctionTool
 
@@ -36,6 +37,9 @@ class ToolParser(ABC):
       openers: Markers that open a call.
       dropped: Markers without meaning here, such as those that end a turn.
       call_markers: Markers with which a turn begins if it has calls, and only then.
+      call_opening: What the model writes before a call, or before all of them; see `write_calls`.
+      call_separator: What it writes between calls that have an opening each.
+      writes_reasoning: Whether `write_answer` begins with the model's reasoning, which only it can tell from calls.
 
     Args:
       tools: The functions that were offered.
@@ -45,6 +49,9 @@ class ToolParser(ABC):
     openers: ClassVar[tuple[str, ...]] = ()
     dropped: ClassVar[tuple[str, ...]] = ()
     call_markers: ClassVar[tuple[str, ...]] = ()
+    call_opening: ClassVar[str] = ""
+    call_separator: ClassVar[str] = ""
+    writes_reasoning: ClassVar[bool] = False
 
     def __init__(self, tools: Sequence[FunctionTool] = ()) -> None:
         self._tools = {tool.name: tool for tool in tools}
@@ -70,6 +77,41 @@ class ToolParser(ABC):
         self._reader.close()
         next(self._reading, None)
         return self._new_events()
+
+    @classmethod
+    def opening_of(cls, _grammar: CallGrammar) -> str:
+        """`call_opening`, where that depends on the tokenizer."""
+        return cls.call_opening
+
+    @classmethod
+    def write_calls(cls, _grammar: CallGrammar) -> str:
+        """What follows `call_opening`: one call, or all of them if they have it in common.
+
+        Raises:
+          UnwritableCallError: The format cannot write what a function's schema asks for.
+        """
+        raise UnwritableCallError("calls")
+
+    @classmethod
+    def write_answer(cls, grammar: CallGrammar, answer: str | None, *, must_call: bool) -> str:
+        """A whole answer.
+
+        Args:
+          grammar: Takes the rules.
+          answer: What it is if it calls nothing; None is any text, which calls may follow.
+          must_call: Whether it begins with a call, and holds calls only.
+
+        Raises:
+          UnwritableCallError: The format cannot write what a function's schema asks for.
+        """
+        opening, rest = cls.opening_of(grammar), grammar.rule(cls.write_calls(grammar))
+        if must_call or answer is not None:
+            call = grammar.rule(f"{grammar.text(opening)} {rest}")
+            calls = grammar.repeated(call, grammar.text(cls.call_separator))
+            return calls if must_call or answer is None else grammar.choice((answer, calls))
+        call = grammar.rule(f"{grammar.free_text_up_to(opening)} {rest}")
+        end = grammar.free_text(grammar.first_marker(opening))
+        return f"{call}{'*' if grammar.max_calls is None else '?'} {end}"
 
     @abstractmethod
     def _read_call(self, opener: str) -> Reading[None]:

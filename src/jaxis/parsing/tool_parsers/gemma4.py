@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from jaxis.parsing.text_reader import EndOfTextError, Reading
 from jaxis.parsing.tool_parsers.base import ToolParser
+from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, UnwritableCallError, literal, tool_arguments
 from jaxis.parsing.tool_parsers.json_value import MAX_DEPTH, MalformedCallError, expect, read_json_string, read_literal
+from jaxis.parsing.tool_parsers.tools import FunctionTool
+from jaxis.parsing.tool_parsers.xml_call import value_types
 
 _QUOTE = '<|"|>'
 _CLOSINGS = {"{": "}", "[": "]"}
@@ -20,6 +26,36 @@ class Gemma4ToolParser(ToolParser):
     needs_special_tokens = True
     openers = call_markers = ("<|tool_call>",)
     dropped = ("<|tool_response>", "<turn|>", "<eos>")
+    call_opening = "<|tool_call>"
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        calls = (f"{literal(f'call:{tool.name}')} {cls._write_object(grammar, tool, tool)}" for tool in grammar.tools)
+        return f"{grammar.choice(calls)} {grammar.text('<tool_call|>')}"
+
+    @classmethod
+    def _write_value(cls, grammar: CallGrammar, tool: FunctionTool, schema: Mapping[str, Any]) -> str:
+        """A value; one whose schema is not simple is written as JSON, which models read and write too."""
+        if value_types(schema) == {"string"}:
+            return f"{grammar.text(_QUOTE)} {grammar.verbatim_string(schema, _QUOTE)}"
+        items = schema.get("items")
+        if schema.get("type") == "array" and isinstance(items, Mapping) and schema.keys() <= {"type", "items"}:
+            item = grammar.rule(cls._write_value(grammar, tool, items))
+            return f'"[" ({item} ("," {item})*)? "]"'
+        if schema.get("type") == "object" and schema.get("properties"):
+            with contextlib.suppress(UnwritableCallError):
+                return cls._write_object(grammar, tool, FunctionTool(tool.name, None, schema))
+        return grammar.json_argument(tool, schema)
+
+    @classmethod
+    def _write_object(cls, grammar: CallGrammar, tool: FunctionTool, given: FunctionTool) -> str:
+        members = []
+        for key, schema, is_required in tool_arguments(given):
+            if not _KEY.fullmatch(key) or key != key.strip():
+                raise UnwritableCallError(f"the key {key!r}")
+            value = cls._write_value(grammar, tool, schema)
+            members.append((grammar.rule(f"{literal(f'{key}:')} {value}"), is_required))
+        return f'"{{" {grammar.listed(members, literal(","))} "}}"'
 
     def _read_call(self, _opener: str) -> Reading[None]:
         if not (yield from self._reader.skip_space()):

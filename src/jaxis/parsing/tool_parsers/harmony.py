@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from jaxis.parsing.harmony import ENDS, OPENERS, read_first_recipient, read_header
 from jaxis.parsing.text_reader import EndOfTextError, Reading
+from jaxis.parsing.tool_parsers.call_grammar import ANY_TEXT, CallGrammar
 from jaxis.parsing.tool_parsers.json_call import JSONToolParser
 from jaxis.parsing.tool_parsers.json_value import MalformedCallError
+
+_CALL_HEADERS = (
+    "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>",
+    " to=functions.{}<|channel|>commentary <|constrain|>json<|message|>",
+    " to=functions.{}<|channel|>commentary json<|message|>",
+)
 
 
 class HarmonyToolParser(JSONToolParser):
@@ -14,6 +21,28 @@ class HarmonyToolParser(JSONToolParser):
     needs_special_tokens = True
     openers = OPENERS
     dropped = ENDS
+    writes_reasoning = True
+
+    @classmethod
+    def write_answer(cls, grammar: CallGrammar, answer: str | None, *, must_call: bool) -> str:
+        """Analysis and preambles, and then one call, which ends a turn, or the message on the final channel.
+
+        The marker after a call ends the answer as end-of-sequence does.
+        """
+        next_message = grammar.text("<|end|><|start|>assistant")
+        channels = grammar.choice(grammar.text(f"<|channel|>{name}<|message|>") for name in ("analysis", "commentary"))
+        before = grammar.rule(f"{channels} {ANY_TEXT} {next_message}")
+        calls = []
+        for tool in grammar.tools:
+            headers = grammar.choice(grammar.text(header.format(tool.name)) for header in _CALL_HEADERS)
+            calls.append(grammar.rule(f"{headers} {grammar.json_argument(tool, tool.parameters)}"))
+        last = grammar.choice(calls)
+        if not must_call:
+            headers = [grammar.text("<|channel|>final<|message|>")]
+            if answer is not None:
+                headers.append(grammar.text("<|channel|>final <|constrain|>json<|message|>"))
+            last = f"({grammar.choice(headers)} {answer or ANY_TEXT} | {last})"
+        return f"{before}* {last}"
 
     def _read(self) -> Reading[None]:
         if opener := (yield from read_first_recipient(self._reader)):

@@ -9,7 +9,9 @@ from typing import ClassVar
 
 from jaxis.parsing.harmony import read_first_recipient, read_header
 from jaxis.parsing.text_reader import EndOfTextError, Reading
+from jaxis.parsing.tool_parsers.call_grammar import ANY_TEXT, CallGrammar
 from jaxis.parsing.tool_parsers.json_value import MalformedCallError
+from jaxis.parsing.tool_parsers.tools import FunctionTool
 from jaxis.parsing.tool_parsers.xml_call import XMLToolParser
 
 _START = "<|start|>"
@@ -27,6 +29,15 @@ class InvocationsToolParser(XMLToolParser):
 
     needs_special_tokens = True
     namespace: ClassVar[str] = ""
+
+    @classmethod
+    def write_invocation(cls, grammar: CallGrammar, tool: FunctionTool) -> str:
+        """A call of a function."""
+        before, end = f'<{cls.namespace}parameter name="', f"</{cls.namespace}parameter>"
+        arguments = cls.write_arguments(grammar, tool, before, '">', end, "\n")
+        begin = grammar.text(f'<{cls.namespace}invoke name="{tool.name}">\n')
+        closing = grammar.text(f"</{cls.namespace}invoke>")
+        return grammar.rule(f"{begin} {arguments} {closing}")
 
     def _read_invocations(self) -> Reading[None]:
         """Reads at least one call, up to what follows the last."""
@@ -59,6 +70,13 @@ class MiniMaxM2ToolParser(InvocationsToolParser):
 
     openers = call_markers = ("<minimax:tool_call>",)
     dropped = ("</minimax:tool_call>", "[e~[")
+    call_opening = "<minimax:tool_call>\n"
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        call = grammar.choice(cls.write_invocation(grammar, tool) for tool in grammar.tools)
+        calls = grammar.repeated(call, grammar.text("\n"))
+        return " ".join((calls, grammar.text("\n</minimax:tool_call>")))
 
     def _read_call(self, _opener: str) -> Reading[None]:
         yield from self._read_invocations()
@@ -74,6 +92,26 @@ class MuseGlimmerToolParser(InvocationsToolParser):
     namespace = "atem:"
     openers = (_START,)
     dropped = (*MUSE_ENDS, "</atem:function_calls>")
+    writes_reasoning = True
+
+    @classmethod
+    def write_answer(cls, grammar: CallGrammar, answer: str | None, *, must_call: bool) -> str:
+        """Messages to itself, and then calls, or a message to the user that may be followed by calls."""
+        next_message = grammar.text(f"<|eom|>{_START}assistant")
+        to_itself = grammar.rule(f"{grammar.text(' to=self<|message|>')} {ANY_TEXT} {next_message}")
+        calls = []
+        for tool in grammar.tools:
+            begin = grammar.text(f" to={tool.name}<|message|>\n<atem:function_calls>\n")
+            end = grammar.text("\n</atem:function_calls>")
+            calls.append(grammar.rule(f"{begin} {cls.write_invocation(grammar, tool)} {end}"))
+        called = grammar.repeated(grammar.rule(grammar.choice(calls)), next_message)
+        if must_call:
+            return f"{to_itself}* {called}"
+        to_user = grammar.text(" to=user<|message|>")
+        if answer is not None:
+            return f"{to_itself}* ({to_user} {answer} | {called})"
+        said = grammar.rule(f"{to_user} {ANY_TEXT} {next_message}")
+        return f"({to_itself} | {said})* ({to_user} {ANY_TEXT} | {called})"
 
     def _read(self) -> Reading[None]:
         if opener := (yield from read_first_recipient(self._reader)):
@@ -98,12 +136,24 @@ class MuseGlimmerToolParser(InvocationsToolParser):
 # ruff: noqa: RUF001 (the bars are the format's)
 
 
-class DeepSeekV32ToolParser(XMLToolParser):
+class DeepSeekV32ToolParser(InvocationsToolParser):
     """Each parameter states whether its value is a verbatim string or JSON."""
 
     needs_special_tokens = True
     openers = ("<｜DSML｜invoke ",)
     dropped = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", "<｜end▁of▁sentence｜>")
+    namespace = "｜DSML｜"
+    call_opening = "<｜DSML｜function_calls>\n"
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        call = grammar.choice(cls.write_invocation(grammar, tool) for tool in grammar.tools)
+        calls = grammar.repeated(call, grammar.text("\n"))
+        return " ".join((calls, grammar.text("\n</｜DSML｜function_calls>")))
+
+    @classmethod
+    def _mark(cls, _after_key: str, is_string: bool) -> str:
+        return f'" string="{"true" if is_string else "false"}">'
 
     def _read_call(self, _opener: str) -> Reading[None]:
         yield from self._expect('name="')

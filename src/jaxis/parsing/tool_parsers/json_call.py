@@ -6,10 +6,11 @@ import re
 import secrets
 import string
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxis.parsing.text_reader import EndOfTextError, Reading
 from jaxis.parsing.tool_parsers.base import ToolParser
+from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, call_schema, literal
 from jaxis.parsing.tool_parsers.json_value import (
     MalformedCallError,
     clean_json_object,
@@ -29,11 +30,18 @@ class JSONToolParser(ToolParser):
 
     Attributes:
       name_key: The key of the function's name.
+      arguments_key: The key of its arguments, in the model's own calls.
       ignored_keys: Keys that may come before the arguments and have no meaning.
     """
 
     name_key: ClassVar[str] = "name"
+    arguments_key: ClassVar[str] = "arguments"
     ignored_keys: ClassVar[tuple[str, ...]] = ("type",)
+
+    @classmethod
+    def call_schemas(cls, grammar: CallGrammar) -> list[dict[str, Any]]:
+        """The schema of each function's calls."""
+        return [call_schema(tool, cls.name_key, cls.arguments_key) for tool in grammar.tools]
 
     def _is_call(self, _name: str) -> bool:
         """Whether an object with this name and with arguments is a call."""
@@ -161,6 +169,12 @@ class HermesToolParser(JSONToolParser):
     """Hermes 2 and 3, Qwen 2.5, Qwen 3. The tags are not special tokens."""
 
     openers = call_markers = ("<tool_call>",)
+    call_opening = "<tool_call>\n"
+    call_separator = "\n"
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        return " ".join((grammar.json_call(cls.call_schemas(grammar)), grammar.text("\n</tool_call>")))
 
     def _read_call(self, _opener: str) -> Reading[None]:
         yield from self._read_call_object()
@@ -182,6 +196,20 @@ class LlamaToolParser(JSONToolParser):
     needs_special_tokens = True
     openers = ("<|python_tag|>", "<|python_start|>")
     dropped = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|python_end|>", "<|eot|>", "<|eom|>")
+    arguments_key = "parameters"
+
+    @classmethod
+    def write_answer(cls, grammar: CallGrammar, answer: str | None, *, must_call: bool) -> str:
+        """One call; text that is none does not begin as one does, with a brace."""
+        call = grammar.json_call(cls.call_schemas(grammar))
+        if must_call:
+            return call
+        after_token = (f"{grammar.text(token)} {call}" for token in cls.openers if grammar.has_token(token))
+        if answer is not None:
+            return grammar.choice((answer, call, *after_token))
+        text = grammar.terminal(r"/\s*([^\s\{](?s:.*))?/")
+        text = grammar.rule(f"{text} {grammar.more_free_text(*cls.openers)}")
+        return grammar.choice((text, call, *after_token))
 
     def _read(self) -> Reading[None]:
         yield from self._attempt("")
@@ -212,6 +240,17 @@ class MistralToolParser(JSONToolParser):
     needs_special_tokens = True
     openers = call_markers = ("[TOOL_CALLS]",)
     dropped = ("</s>",)
+    call_opening = "[TOOL_CALLS]"
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        if not grammar.has_token("[ARGS]"):
+            return f"{grammar.text(' ')} {grammar.json_calls(cls.call_schemas(grammar))}"
+        calls = []
+        for tool in grammar.tools:
+            arguments = grammar.json_argument(tool, tool.parameters)
+            calls.append(grammar.rule(f"{literal(tool.name)} {grammar.text('[ARGS]')} {arguments}"))
+        return grammar.choice(calls)
 
     def _read_call(self, _opener: str) -> Reading[None]:
         character = yield from self._reader.skip_space()
@@ -243,6 +282,19 @@ class KimiToolParser(JSONToolParser):
     openers = ("<|tool_call_begin|>",)
     call_markers = ("<|tool_calls_section_begin|>",)
     dropped = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|im_end|>")
+    call_opening = "<|tool_calls_section_begin|>"
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        calls = (
+            grammar.rule(
+                f"{grammar.text(f'<|tool_call_begin|>functions.{tool.name}:')} /[0-9]{{1,4}}/ "
+                f"{grammar.text(_ARGUMENTS)} {grammar.json_argument(tool, tool.parameters)} {grammar.text(_CLOSE)}"
+            )
+            for tool in grammar.tools
+        )
+        call = grammar.rule(grammar.choice(calls))
+        return f"{grammar.repeated(call)} {grammar.text('<|tool_calls_section_end|>')}"
 
     def _read_call(self, opener: str) -> Reading[None]:
         pieces: list[str] = []
@@ -276,6 +328,21 @@ class DeepSeekToolParser(JSONToolParser):
     openers = ("<｜tool▁call▁begin｜>",)  # noqa: RUF001
     dropped = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
     call_markers = ("<｜tool▁calls▁begin｜>",)  # noqa: RUF001
+    call_opening = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        calls: list[str] = []
+        for tool in grammar.tools:
+            arguments = grammar.json_argument(tool, tool.parameters)
+            for before, after in (
+                (f"function{_SEPARATOR}{tool.name}\n```json\n", f"\n```{_CALLS_CLOSE}"),
+                (tool.name + _SEPARATOR, _CALLS_CLOSE),
+            ):
+                calls.append(f"{grammar.text(cls.openers[0] + before)} {arguments} {grammar.text(after)}")
+        separator = grammar.rule(literal("\n") + "?")
+        calls_end = grammar.text("<｜tool▁calls▁end｜>")  # noqa: RUF001
+        return f"{grammar.repeated(grammar.rule(grammar.choice(calls)), separator)} {calls_end}"
 
     def _read_call(self, _opener: str) -> Reading[None]:
         name = yield from self._read_up_to(_SEPARATOR)

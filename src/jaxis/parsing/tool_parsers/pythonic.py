@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from jaxis.parsing.text_reader import EndOfTextError, Reading, TextReader
+from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, UnwritableCallError, literal, tool_arguments
 from jaxis.parsing.tool_parsers.json_call import JSONToolParser
 from jaxis.parsing.tool_parsers.json_value import MAX_DEPTH, MalformedCallError, expect, read_literal
+from jaxis.parsing.tool_parsers.tools import FunctionTool
 
 # Reads Python literals, the arguments of calls in Python's notation, and passes them on as JSON.
 
@@ -137,6 +140,34 @@ _KEYWORD = re.compile(r"[^\W\d]\w*")
 class PythonicToolParser(JSONToolParser):
     """Reads such a call; all arguments must be given by name."""
 
+    @classmethod
+    def write_python_call(cls, grammar: CallGrammar) -> str:
+        """A call of one of the functions."""
+        calls = []
+        for tool in grammar.tools:
+            arguments = []
+            for key, schema, is_required in tool_arguments(tool):
+                if not _KEYWORD.fullmatch(key):
+                    raise UnwritableCallError(f"the keyword {key!r}")
+                value = cls._write_value(grammar, tool, schema)
+                arguments.append((grammar.rule(f"{literal(f'{key}=')} {value}"), is_required))
+            listed = grammar.listed(arguments, literal(", "))
+            calls.append(grammar.rule(f"{literal(f'{tool.name}(')} {listed} {literal(')')}"))
+        return grammar.rule(grammar.choice(calls))
+
+    @classmethod
+    def _write_value(cls, grammar: CallGrammar, tool: FunctionTool, schema: Mapping[str, Any]) -> str:
+        """A value in Python's spelling, or in JSON's inside of lists and dictionaries."""
+        types = schema.get("type")
+        if isinstance(types, list) and types and "enum" not in schema and "const" not in schema:
+            return grammar.choice(cls._write_value(grammar, tool, {**schema, "type": kind}) for kind in types)
+        options = schema.get("anyOf")
+        if isinstance(options, list) and schema.keys() == {"anyOf"}:
+            return grammar.choice(cls._write_value(grammar, tool, option) for option in options)
+        if schema == {"type": "boolean"}:
+            return '("True" | "False")'
+        return '"None"' if schema == {"type": "null"} else grammar.json_argument(tool, schema)
+
     def _read_python_call(self) -> Reading[None]:
         """Reads a call up to its closing parenthesis."""
         name = yield from self._read_name()
@@ -174,6 +205,12 @@ class LFM2ToolParser(PythonicToolParser):
     needs_special_tokens = True
     openers = call_markers = ("<|tool_call_start|>",)
     dropped = ("<|tool_call_end|>", "<|im_end|>")
+    call_opening = "<|tool_call_start|>["
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        calls = grammar.repeated(cls.write_python_call(grammar), literal(", "))
+        return f"{calls} {grammar.text(']<|tool_call_end|>')}"
 
     def _read_call(self, _opener: str) -> Reading[None]:
         yield from expect(self._reader, "[")
@@ -185,6 +222,12 @@ class Olmo3ToolParser(PythonicToolParser):
     """OLMo 3: `<function_calls>f(k="v")</function_calls>`, one call a line. The tags are not special tokens."""
 
     openers = call_markers = ("<function_calls>",)
+    call_opening = "<function_calls>"
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        calls = grammar.repeated(cls.write_python_call(grammar), literal("\n"))
+        return f"{calls} {grammar.text('</function_calls>')}"
 
     def _read_call(self, _opener: str) -> Reading[None]:
         closed = False

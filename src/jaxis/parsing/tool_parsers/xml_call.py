@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 
 from jaxis.parsing.text_reader import EndOfTextError, Reading
 from jaxis.parsing.tool_parsers.base import ToolParser
+from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, literal, tool_arguments
 from jaxis.parsing.tool_parsers.json_value import MalformedCallError, load_json
+from jaxis.parsing.tool_parsers.tools import FunctionTool
 
 _JSON_TYPES = {dict: "object", list: "array", str: "string", int: "integer", float: "number", bool: "boolean"}
 
@@ -22,6 +24,32 @@ class XMLToolParser(ToolParser):
     """
 
     values_on_own_lines: ClassVar[bool] = False
+
+    @classmethod
+    def write_arguments(
+        cls, grammar: CallGrammar, tool: FunctionTool, before_key: str, after_key: str, end: str, after_value: str
+    ) -> str:
+        """All of a function's arguments, those that are optional or not; the strings are what stands around each.
+
+        A string is written verbatim, anything else as JSON, which is how a value is read that may be either.
+        """
+        arguments: list[tuple[str, bool]] = []
+        for key, schema, is_required in tool_arguments(tool):
+            is_string = value_types(schema) == {"string"}
+            line_break = "\n" if cls.values_on_own_lines else ""
+            before = f"{grammar.text(before_key)} {literal(key)}"
+            before = f"{before} {grammar.text(cls._mark(after_key, is_string) + line_break)}"
+            if is_string:
+                value = grammar.verbatim_string(schema, end, break_before_end=cls.values_on_own_lines)
+            else:
+                value = f"{grammar.json_argument(tool, schema)} {grammar.text(line_break + end)}"
+            arguments.append((grammar.rule(f"{before} {value} {grammar.text(after_value)}"), is_required))
+        return " ".join(rule if is_required else f"{rule}?" for rule, is_required in arguments)
+
+    @classmethod
+    def _mark(cls, after_key: str, _is_string: bool) -> str:
+        """What comes between key and value, where it says whether the value is a string."""
+        return after_key
 
     def _begin(self, name: str) -> None:
         self._start_call(name)
@@ -54,7 +82,7 @@ class XMLToolParser(ToolParser):
           end: The marker that closes the value.
           is_string: Whether the value is a string, if the format says so; None consults the schema.
         """
-        types = _types(self._schema(key))
+        types = value_types(self._schema(key))
         self._add_arguments(f"{', ' if self._num_arguments else '{'}{json.dumps(key, ensure_ascii=False)}: ")
         self._num_arguments += 1
         if is_string or (is_string is None and types == {"string"}):
@@ -95,7 +123,7 @@ def _escape(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _types(schema: Mapping[str, Any]) -> set[str]:
+def value_types(schema: Mapping[str, Any]) -> set[str]:
     """The JSON types that a schema allows; empty if it does not say."""
     if isinstance(kind := schema.get("type"), str):
         return {kind}
@@ -106,7 +134,7 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
     options = schema.get("anyOf") or schema.get("oneOf")
     if not isinstance(options, list):
         return set()
-    types = [_types(option) if isinstance(option, Mapping) else set() for option in options]
+    types = [value_types(option) if isinstance(option, Mapping) else set() for option in options]
     return set().union(*types) if all(types) else set()
 
 
@@ -152,8 +180,19 @@ class Qwen3CoderToolParser(XMLToolParser):
 
     openers = ("<tool_call>", _FUNCTION)
     call_markers = ("<tool_call>",)
+    call_opening = "<tool_call>\n"
+    call_separator = "\n"
     closing: ClassVar[str] = "</tool_call>"
     values_on_own_lines = True
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        calls = []
+        for tool in grammar.tools:
+            arguments = cls.write_arguments(grammar, tool, "<parameter=", ">", "</parameter>", "\n")
+            begin, end = f"{_FUNCTION}{tool.name}>\n", f"</function>\n{cls.closing}"
+            calls.append(grammar.rule(f"{grammar.text(begin)} {arguments} {grammar.text(end)}"))
+        return grammar.choice(calls)
 
     def _read_call(self, opener: str) -> Reading[None]:
         if opener != _FUNCTION:
@@ -180,6 +219,7 @@ class SeedOssToolParser(Qwen3CoderToolParser):
     openers = ("<seed:tool_call>", _FUNCTION)
     call_markers = ("<seed:tool_call>",)
     dropped = ("<seed:eos>",)
+    call_opening = "<seed:tool_call>\n"
     closing = "</seed:tool_call>"
     values_on_own_lines = False
 
@@ -193,6 +233,17 @@ class GLMToolParser(XMLToolParser):
     needs_special_tokens = True
     openers = call_markers = ("<tool_call>",)
     dropped = ("<|observation|>", "<|user|>", "<|endoftext|>")
+    call_opening = "<tool_call>"
+    call_separator = "\n"
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        calls = []
+        for tool in grammar.tools:
+            arguments = cls.write_arguments(grammar, tool, "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "\n")
+            begin, end = f"{tool.name}\n", "</tool_call>"
+            calls.append(grammar.rule(f"{grammar.text(begin)} {arguments} {grammar.text(end)}"))
+        return grammar.choice(calls)
 
     def _read_call(self, _opener: str) -> Reading[None]:
         self._begin((yield from self._read_function_name()))
@@ -214,6 +265,16 @@ class HunyuanV3ToolParser(GLMToolParser):
 
     dropped = ("<tool_calls>", "</tool_calls>")
     call_markers = ("<tool_calls>",)
+    call_opening = "<tool_calls>\n"
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        calls = []
+        for tool in grammar.tools:
+            arguments = cls.write_arguments(grammar, tool, "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "\n")
+            begin, end = f"<tool_call>{tool.name}<tool_sep>\n", "</tool_call>\n"
+            calls.append(grammar.rule(f"{grammar.text(begin)} {arguments} {grammar.text(end)}"))
+        return f"{grammar.repeated(grammar.choice(calls))} {grammar.text('</tool_calls>')}"
 
     def _read_function_name(self) -> Reading[str]:
         name = yield from self._read_name()

@@ -133,7 +133,8 @@ class ToolDefinition(LenientModel):
       name: As in `FunctionDefinition`.
       input_schema: JSON schema of an object with the arguments.
       defer_loading: The model learns of the tool from a message, not from the list of tools.
-      cache_control, strict, eager_input_streaming, input_examples, allowed_callers: Accepted without effect.
+      strict: Calls follow the schema even where the model decides to call.
+      cache_control, eager_input_streaming, input_examples, allowed_callers: Accepted without effect.
     """
 
     type: str | None = None

@@ -88,7 +88,7 @@ def message_job(request: CountTokensRequest, model: ServedModel) -> GenerationJo
     functions = {place: template_tool(tool) for place, tool in offered.items()}
     tools = choose_tools(
         model,
-        {place: tool["function"] for place, tool in functions.items()},
+        {place: {**tool["function"], "strict": offered[place].strict} for place, tool in functions.items()},
         _openai_choice(choice),
         parallel=choice is None or isinstance(choice, NoChoice) or not choice.disable_parallel_tool_use,
     )

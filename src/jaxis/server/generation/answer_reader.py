@@ -149,7 +149,7 @@ class _CompletionReader:
         reasoning_parser = answer.reasoning_parser
         reasoning = reasoning_tokens(reasoning_parser, prompt, job.model.tokenizer)
         self._tracker = ReasoningTracker(reasoning) if reasoning else None
-        if answer.grammar is not None and reasoning is None:
+        if answer.grammar is not None and reasoning is None and not answer.grammar.holds_reasoning:
             reasoning_parser = None  # the grammar applies from the first token
         self._parser: OutputParser | None = None
         if answer.tools.parser is not None or reasoning_parser is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jaxis.engine.grammar.delayed_grammar import ReasoningTokens
 from jaxis.errors import RequestError
 from jaxis.parsing.reasoning_parsers.base import ReasoningParser
+from jaxis.parsing.tool_parsers.call_grammar import escape_source, literal
 from jaxis.structured_outputs import StructuredOutputs
 from jaxis.tokenizer import Tokenizer
 
@@ -24,20 +26,26 @@ class AnswerGrammar:
     Attributes:
       field: The request's field that says so, such as "response_format.json_schema.schema".
       structured_outputs: The constraint that it specifies.
+      holds_reasoning: Whether it applies from the first token on, to reasoning too.
+      holds_calls: Whether it says how tools are called.
     """
 
     field: str
     structured_outputs: StructuredOutputs
+    holds_reasoning: bool = False
+    holds_calls: bool = False
 
     @classmethod
-    def of(cls, field: str, **constraint: Any) -> AnswerGrammar:
+    def of(
+        cls, field: str, *, holds_reasoning: bool = False, holds_calls: bool = False, **constraint: Any
+    ) -> AnswerGrammar:
         """Builds one from arguments of StructuredOutputs.
 
         Raises:
           RequestError: The arguments are invalid.
         """
         try:
-            return cls(field, StructuredOutputs(**constraint))
+            return cls(field, StructuredOutputs(**constraint), holds_reasoning, holds_calls)
         except RequestError as error:
             raise error.about(field) from None
 
@@ -51,6 +59,18 @@ class AnswerGrammar:
             return compiler.compile(self.structured_outputs)
         except RequestError as error:
             raise self.own(error) from None
+
+    def expression(self) -> str | None:
+        """What it is inside of another grammar; None if it can stand only for itself."""
+        spec = self.structured_outputs
+        match spec.kind:
+            case "json_schema":
+                return f"%json {escape_source(spec.source)}"
+            case "json_object":
+                return '%json {"type": "object"}'
+            case "choice":
+                return f"({' | '.join(map(literal, json.loads(spec.source)))})"
+        return None
 
     def own(self, error: RequestError) -> RequestError:
         """An error about the constraint as one about the request's field; others as they are."""

@@ -52,16 +52,12 @@ class AnswerFormat:
         Raises:
           RequestError: The grammar and the tools contradict each other.
         """
-        if grammar is not None and tools.grammar is not None:
+        if grammar is not None and tools.must_call:
             raise RequestError(
                 "leaves no room for the call that tool_choice demands: send only one", param=grammar.field
             )
-        if grammar is not None and tools.tools and not tools.call_tokens:
-            raise RequestError(
-                "leaves no room for this model's tool calls, which begin like ordinary text: leave it out, or allow no "
-                "calls",
-                param=grammar.field,
-            )
+        if grammar is not None and tools.tools and (tools.grammar is not None or not tools.call_tokens):
+            grammar = tools.or_answer(grammar)
         return cls(tools, model.parsers.reasoning, grammar or tools.grammar, include_reasoning)
 
     @property
@@ -112,9 +108,10 @@ class GenerationJob:
         if self.answer.grammar is None:
             return None
         grammar = self.answer.grammar.compile(self.model.grammar_compiler)
+        if self.answer.grammar.holds_reasoning:
+            return grammar
         reasoning = reasoning_tokens(self.answer.reasoning_parser, prompt.text or "", self.model.tokenizer)
-        # An answer that must call has the calls in its grammar.
-        alternatives = () if self.answer.grammar is self.answer.tools.grammar else self.answer.tools.call_tokens
+        alternatives = () if self.answer.grammar.holds_calls else self.answer.tools.call_tokens
         if reasoning is None and not alternatives:
             return grammar
         return DelayedGrammar(grammar, reasoning, alternatives)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxis.errors import RequestError
-from jaxis.parsing.tool_choice import plan_tools
+from jaxis.parsing.tool_choice import ToolPlan, calls_grammar, plan_tools
 from jaxis.parsing.tool_parsers.base import ToolParser
+from jaxis.parsing.tool_parsers.call_grammar import UnwritableCallError
 from jaxis.parsing.tool_parsers.tools import FunctionTool, checked_functions
 from jaxis.server.generation.grammar import AnswerGrammar
 from jaxis.server.generation.served_model import ServedModel
@@ -34,9 +37,12 @@ class ToolUse:
     Attributes:
       tools: The tools that it may call.
       parser: Parses the calls in its text; None if there are none to look for.
-      grammar: What the whole answer follows, if it must call.
+      grammar: What the whole answer follows, if it must call, or if calls must fit their schemas.
       call_tokens: Tokens that begin a call and nothing else; empty if calls begin as ordinary text does.
       parallel: Whether calls after the first one count.
+      must_call: Whether it must call.
+      write_grammar: The grammar of answers that call in the model's own format or are this expression, which is None
+        for any text; raises UnwritableCallError. None if the model's format is not known.
     """
 
     tools: Sequence[FunctionTool] = ()
@@ -44,6 +50,25 @@ class ToolUse:
     grammar: AnswerGrammar | None = None
     call_tokens: Sequence[int] = ()
     parallel: bool = True
+    must_call: bool = False
+    write_grammar: Callable[[str | None], str] | None = None
+
+    def or_answer(self, answer: AnswerGrammar) -> AnswerGrammar:
+        """The grammar of answers that call in the model's own format, or are of this grammar.
+
+        Raises:
+          RequestError: There is no such grammar.
+        """
+        expression = answer.expression()
+        if expression is not None and self.write_grammar is not None and self.parser is not None:
+            with contextlib.suppress(UnwritableCallError):
+                source = self.write_grammar(expression)
+                holds_reasoning = self.parser.writes_reasoning
+                return AnswerGrammar.of(answer.field, grammar=source, holds_reasoning=holds_reasoning, holds_calls=True)
+        raise RequestError(
+            "cannot be joined with this model's tool calls in one grammar: leave it out, or allow no calls",
+            param=answer.field,
+        )
 
 
 NO_TOOLS = ToolUse()
@@ -78,11 +103,37 @@ def choose_tools(
             "--tool-call-parser, demand a call, or leave the tools out",
             model.name,
         )
-    parser = plan.parser or model.parsers.tool
+    parser, must_call = model.parsers.tool, plan.json_schema is not None
+    write_grammar = None
+    if parser is not None and model.tokenizer is not None:
+        write_grammar = functools.partial(_write_grammar, parser, plan, model.tokenizer, must_call)
     grammar = None
-    if plan.json_schema is not None:
-        grammar = AnswerGrammar.of("tools", json_schema=dict(plan.json_schema))
-    return ToolUse(plan.tools, parser, grammar, _call_tokens(parser, model.tokenizer), parallel)
+    if write_grammar is not None and (must_call or any(tool.strict for tool in plan.tools)):
+        try:
+            source = write_grammar(None)
+        except UnwritableCallError as error:
+            if not must_call:
+                raise RequestError(
+                    f"cannot be strict: this model's calls cannot be held to {error}: change the schema, or leave "
+                    "strict out",
+                    param="tools",
+                ) from None
+        else:
+            holds_reasoning = parser is not None and parser.writes_reasoning
+            grammar = AnswerGrammar.of("tools", grammar=source, holds_reasoning=holds_reasoning, holds_calls=True)
+    if grammar is None and plan.json_schema is not None:
+        parser, write_grammar = plan.parser, None
+        grammar = AnswerGrammar.of("tools", json_schema=dict(plan.json_schema), holds_calls=True)
+    call_tokens = _call_tokens(parser, model.tokenizer)
+    return ToolUse(plan.tools, parser, grammar, call_tokens, parallel, must_call, write_grammar)
+
+
+def _write_grammar(
+    parser: type[ToolParser], plan: ToolPlan, tokenizer: Tokenizer, must_call: bool, answer: str | None
+) -> str:
+    return calls_grammar(
+        parser, plan.callable_tools, tokenizer, must_call=must_call, max_calls=plan.max_calls, answer=answer
+    )
 
 
 def _call_tokens(parser: type[ToolParser] | None, tokenizer: Tokenizer | None) -> list[int]:

@@ -173,8 +173,8 @@ class FunctionDefinition(LenientModel):
     Attributes:
       name: Letters, digits, `_`, `-` and `.`; at most 128.
       parameters: JSON schema of an object with the arguments; None is a function without.
-      strict: Accepted without effect: with tool_choice "required" or a named function arguments always follow the
-        schema, with "auto" they are the model's.
+      strict: Calls follow the schema even where the model decides to call; with tool_choice "required" or a named
+        function they always do.
     """
 
     name: str

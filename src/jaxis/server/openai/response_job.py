@@ -190,12 +190,12 @@ def _tool_use(request: ResponseRequest, offered: Sequence[OfferedTool], model: S
     for tool in offered:
         if tool.function_name == name and tool.custom is not None and isinstance(tool.custom.format, GrammarInput):
             given = tool.custom.format
-            kind = "grammar" if given.syntax == "lark" else "regex"
+            constraint: dict[str, Any] = {"grammar" if given.syntax == "lark" else "regex": given.definition}
             return dataclasses.replace(
                 tools,
                 tools=[function for function in tools.tools if function.name == name],
                 parser=TextInputToolParser,
-                grammar=AnswerGrammar.of(f"{tool.place}.format.definition", **{kind: given.definition}),
+                grammar=AnswerGrammar.of(f"{tool.place}.format.definition", holds_calls=True, **constraint),
             )
     return tools
 

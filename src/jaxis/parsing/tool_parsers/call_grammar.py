@@ -1,0 +1,316 @@
+"""Grammars of tool calls as a model writes them, in llguidance's dialect of Lark.
+
+A format is a `ToolParser`: it writes the grammar of what it reads, with the helpers here. Its markers are tokens where
+the tokenizer has them as special tokens, which no text can spell, and text elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxis.parsing.tool_parsers.tools import FunctionTool
+from jaxis.tokenizer import Tokenizer
+
+ANY_TEXT = "/(?s:.*)/"
+# The values of these keys: schemas under arbitrary names, and values that are not schemas.
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
+_VALUES = frozenset({"const", "enum"})
+# They constrain nothing: without them a grammar is smaller, and the same for tools that differ in their descriptions.
+_ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"}
+)
+_OBJECT_KEYS = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
+_STRING_KEYS = frozenset({"type", "enum", "const", "pattern", "minLength", "maxLength", "format", "anyOf", "oneOf"})
+_UNESCAPED_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
+_REGEX_SPECIAL = re.compile(r"[^\w\s<>\"'`=,:;!@%&_ -]|[\n\r\t]", re.ASCII)
+
+
+class UnwritableCallError(Exception):
+    """A format has no way to say what a schema asks for, or this grammar none to ensure it."""
+
+
+class CallGrammar:
+    """Writes one grammar, rule by rule.
+
+    A format returns expressions; equal rules become one.
+
+    Args:
+      tools: The functions that may be called, at least one.
+      special_tokens: The tokenizer's special tokens, by their text.
+      max_calls: Most calls of an answer; None is no limit.
+    """
+
+    def __init__(
+        self, tools: Sequence[FunctionTool], special_tokens: Mapping[str, int], *, max_calls: int | None = None
+    ) -> None:
+        self.tools = tools
+        self.max_calls = max_calls
+        self._special_tokens = special_tokens
+        self._pattern = _any_of(special_tokens)
+        self._names: dict[str, str] = {}
+
+    def source(self, start: str) -> str:
+        """The grammar whose answers match an expression."""
+        rules = (f"{name}{body}" for body, name in self._names.items())
+        return "\n".join((f"start: {start}", *rules, ""))
+
+    def rule(self, body: str, options: str = "") -> str:
+        """The name of a rule with this body."""
+        return self._named(f"{options}: {body}", "r")
+
+    def terminal(self, body: str) -> str:
+        """The name of a terminal with this body, which the lexer reads as one."""
+        return self._named(f": {body}", "T")
+
+    def _named(self, body: str, prefix: str) -> str:
+        return self._names.setdefault(body, f"{prefix}{len(self._names)}")
+
+    # Text and tokens.
+
+    def has_token(self, text: str) -> bool:
+        """Whether this is a special token's text."""
+        return text in self._special_tokens
+
+    def text(self, text: str) -> str:
+        """The format's own text, with its markers as tokens where they are."""
+        return " ".join(self._piece(piece) for piece in self._pieces(text)) or '""'
+
+    def _pieces(self, text: str) -> list[str]:
+        return [piece for piece in self._pattern.split(text) if piece] if self._pattern else [text]
+
+    def _piece(self, piece: str) -> str:
+        token_id = self._special_tokens.get(piece)
+        return literal(piece) if token_id is None else f"<[{token_id}]>"
+
+    def free_text(self, *markers: str) -> str:
+        """Any text and any special tokens but these markers."""
+        return self.rule(f"{ANY_TEXT} {self.more_free_text(*markers)}")
+
+    def more_free_text(self, *markers: str) -> str:
+        """What may follow text, from a special token on: as `free_text`."""
+        ids = sorted(set(self._special_tokens.values()) - {self._special_tokens.get(marker) for marker in markers})
+        return f"(<[{_ranges(ids)}]> {ANY_TEXT})*" if ids else ""
+
+    def free_text_up_to(self, opening: str) -> str:
+        """Any text up to an opening's first marker, which ends it, and the rest of the opening."""
+        _, markers = self._first_marker(opening)
+        if markers:
+            # What comes before the marker cannot be told from free text.
+            return self.rule(" ".join((self.free_text(markers[0]), *map(self._piece, markers))))
+        ids = sorted(set(self._special_tokens.values()))
+        before = f"({ANY_TEXT} <[{_ranges(ids)}]>)* " if ids else ""
+        return self.rule(before + self.rule(f"/(?s:.*){escape_regex(opening)}/", "[lazy]"))
+
+    def first_marker(self, text: str) -> str:
+        """The first special token in it; empty if there is none."""
+        return next(iter(self._first_marker(text)[1]), "")
+
+    def _first_marker(self, text: str) -> tuple[str, list[str]]:
+        """What comes before the first special token, and the pieces from there on."""
+        pieces = self._pieces(text)
+        at = next((index for index, piece in enumerate(pieces) if piece in self._special_tokens), len(pieces))
+        return "".join(pieces[:at]), pieces[at:]
+
+    def _up_to(self, text: str, end: str, *, lazy: bool = False) -> str:
+        """Text that matches a terminal's body, and then the end: one lexeme, up to a special token in the end."""
+        before, markers = self._first_marker(end)
+        if lazy and not markers:
+            return self.rule(f"/(?s:.*){escape_regex(end)}/", "[lazy]")
+        lexeme = self.terminal(f"({text}) {literal(before)}" if before else text)
+        return " ".join((lexeme, *map(self._piece, markers)))
+
+    def choice(self, options: Iterable[str]) -> str:
+        """One of several expressions."""
+        options = list(dict.fromkeys(options))
+        return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+
+    def listed(self, items: Sequence[tuple[str, bool]], separator: str) -> str:
+        """Items in their order with separators between them, without some of those that are not required."""
+        first = after = '""'
+        for item, is_required in reversed(items):
+            follows = self.rule(f"{separator} {item} {after}" + ("" if is_required else f" | {after}"))
+            first = self.rule(f"{item} {after}" + ("" if is_required else f" | {first}"))
+            after = follows
+        return first
+
+    def repeated(self, item: str, separator: str = "") -> str:
+        """At least one call, and as many as an answer may have, with a separator between them."""
+        more = f"({separator} {item})"
+        if self.max_calls == 1:
+            return item
+        return f"{item} {more}*" if self.max_calls is None else f"{item} {more}{{0,{self.max_calls - 1}}}"
+
+    # Values.
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """A JSON value that is valid under the schema, whose references are relative to it."""
+        return self.rule(f"%json {escape_source(json.dumps(schema, ensure_ascii=False))}")
+
+    def json_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """A JSON array of calls, each valid under one of these schemas of `call_schema`, at least one."""
+        items = {"anyOf": [moved(call, f"#/items/anyOf/{i}") for i, call in enumerate(calls)]}
+        schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": items}
+        return self.json(schema if self.max_calls is None else {**schema, "maxItems": self.max_calls})
+
+    def json_call(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """A JSON object, valid under one of these schemas of `call_schema`."""
+        return self.json({"anyOf": [moved(call, f"#/anyOf/{i}") for i, call in enumerate(calls)]})
+
+    def json_argument(self, tool: FunctionTool, schema: Mapping[str, Any]) -> str:
+        """The JSON value of one of a function's arguments, or of a part of it."""
+        if '"$ref"' not in json.dumps(schema):
+            return self.json(moved(schema, "#"))
+        return self.json({**moved(schema, "#/$defs/root"), "$defs": {"root": moved(tool.parameters, "#/$defs/root")}})
+
+    def verbatim_string(self, schema: Mapping[str, Any], end: str, *, break_before_end: bool = False) -> str:
+        """A string without quotes or escapes, up to and with the end, which it cannot contain.
+
+        Args:
+          schema: Of the string; its `format` has no effect.
+          end: The marker after it.
+          break_before_end: Whether a line break before the end is not part of the string.
+
+        Raises:
+          UnwritableCallError: The schema has a keyword that is not looked at here.
+        """
+        last = "\n" + end if break_before_end else end
+        if unknown := schema.keys() - _STRING_KEYS - _ANNOTATIONS:
+            raise UnwritableCallError(f"{min(unknown)} of a string")
+        if options := schema.get("anyOf") or schema.get("oneOf"):
+            rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
+            return self.choice(
+                self.verbatim_string({**rest, **option}, end, break_before_end=break_before_end) for option in options
+            )
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if values is not None:
+            strings = [value for value in values if isinstance(value, str) and end not in value]
+            if not strings:
+                raise UnwritableCallError("an enum without strings")
+            return f"{self.choice(map(literal, strings))} {self.text(last)}"
+        low, high = schema.get("minLength", 0), schema.get("maxLength")
+        if not low and high is None and "pattern" not in schema:
+            return self._up_to(ANY_TEXT, end, lazy=True)
+        parts = [f"/(?s:.{{{low},{'' if high is None else high}}})/"]
+        if "pattern" in schema:
+            parts.append(f"/{_search(schema['pattern'])}/")
+        if not self.first_marker(end):
+            parts.append(f"~/(?s:.*){escape_regex(end)}(?s:.*)/")
+        return self._up_to(" & ".join(parts), last)
+
+
+def tool_arguments(tool: FunctionTool) -> list[tuple[str, Mapping[str, Any], bool]]:
+    """A function's arguments in their order: each name, its schema, and whether it is required.
+
+    Raises:
+      UnwritableCallError: The schema constrains its object in other ways too.
+    """
+    schema = tool.parameters
+    if unknown := schema.keys() - _OBJECT_KEYS - _ANNOTATIONS - {"$schema", "$id"}:
+        raise UnwritableCallError(f"{min(unknown)} of the arguments")
+    required = schema.get("required", ())
+    properties = dict(schema.get("properties", {}))
+    more = schema.get("additionalProperties", True)
+    for name in required:
+        if name not in properties:
+            properties[name] = more
+    return [(name, _as_mapping(value), name in required) for name, value in properties.items()]
+
+
+def call_schema(
+    tool: FunctionTool,
+    name_key: str = "name",
+    arguments_key: str = "arguments",
+    before: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The JSON schema of a call, {"name": "f", "arguments": {...}}.
+
+    Args:
+      tool: The function.
+      name_key: The key of its name.
+      arguments_key: The key of its arguments.
+      before: Schemas of more properties, which come first.
+    """
+    properties = {
+        **(before or {}),
+        name_key: {"const": tool.name},
+        arguments_key: moved(tool.parameters, f"#/properties/{arguments_key}"),
+    }
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def moved(schema: object, place: str) -> Any:
+    """A schema whose internal references are rewritten for its place in another schema, without its annotations."""
+    if isinstance(schema, list):
+        return [moved(item, place) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            result[key] = {name: moved(item, place) for name, item in value.items()}
+        elif key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            result[key] = place + value[1:]
+        # The first two are only meaningful at the root of a document, which this no longer is.
+        elif key not in ("$id", "$schema") and key not in _ANNOTATIONS:
+            result[key] = value if key in _VALUES else moved(value, place)
+    return result
+
+
+def literal(text: str) -> str:
+    """A string of ordinary text, as Lark writes it."""
+    return escape_source(json.dumps(text, ensure_ascii=False))
+
+
+def escape_regex(text: str) -> str:
+    """A regular expression that matches exactly this string."""
+    return escape_source(_REGEX_SPECIAL.sub(lambda match: f"\\x{{{ord(match[0]):x}}}", text), "\\x{%x}")
+
+
+@functools.lru_cache(maxsize=16)
+def special_tokens(tokenizer: Tokenizer) -> Mapping[str, int]:
+    """A tokenizer's special tokens, by their text."""
+    return {
+        tokenizer.token_bytes(token_id).decode("utf-8", errors="replace"): token_id
+        for token_id in sorted(tokenizer.special_token_ids, reverse=True)
+    }
+
+
+def escape_source(text: str, escape: str = "\\u%04x") -> str:
+    """Keeps what a string says from being read as the grammar's own syntax: GBNF has ::=, and %json embeds a schema."""
+    return text.replace("%", escape % ord("%")).replace("::=", (escape % ord(":")) + ":=")
+
+
+def _search(pattern: str) -> str:
+    """A regular expression for strings in which a schema's pattern is found, or for some of them."""
+    begin, end = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith(r"\$")
+    inner = pattern[begin : len(pattern) - end]
+    inner = _UNESCAPED_SLASH.sub(lambda match: match[1] or r"\/", inner)
+    inner = escape_source(inner, "\\x{%x}")
+    return f"{'' if begin else '(?s:.*)'}(?:{inner}){'' if end else '(?s:.*)'}"
+
+
+def _as_mapping(schema: object) -> Mapping[str, Any]:
+    if schema is False:
+        raise UnwritableCallError("an argument that no value fits")
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    """Matches one of the tokens, the longest if several begin alike, as a group."""
+    alternatives = "|".join(re.escape(token) for token in sorted(filter(None, tokens), key=len, reverse=True))
+    return re.compile(f"({alternatives})") if alternatives else None
+
+
+def _ranges(ids: Sequence[int]) -> str:
+    """Ascending ids as Lark's list of ranges."""
+    ranges: list[list[int]] = []
+    for token_id in ids:
+        if ranges and token_id == ranges[-1][1] + 1:
+            ranges[-1][1] = token_id
+        else:
+            ranges.append([token_id, token_id])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)

@@ -1,0 +1,219 @@
+"""Whatever a model samples under the grammar of its format's calls is read back as calls that fit their schemas."""
+
+import json
+import random
+import re
+
+import jsonschema
+import numpy as np
+import pytest
+import tokenizers
+
+from jaxis.engine.grammar.compiler import GrammarCompiler
+from jaxis.engine.grammar.token_mask import is_allowed
+from jaxis.parsing.output_parser import OutputParser, parse_output
+from jaxis.parsing.reasoning_parsers import get_reasoning_parser
+from jaxis.parsing.tool_choice import calls_grammar
+from jaxis.parsing.tool_parsers import get_tool_parser
+from jaxis.parsing.tool_parsers.call_grammar import UnwritableCallError
+from jaxis.parsing.tool_parsers.tools import FunctionTool
+from jaxis.structured_outputs import StructuredOutputs
+from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer.chat_messages import with_template_arguments
+from jaxis.tokenizer.chat_template import render_chat_template
+from tests.support.random_schemas import random_tools
+from tests.support.tool_call_formats import FORMATS
+
+EOS = "<|eos|>"
+NOW = FunctionTool("now")
+PROPERTIES = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "near": {"type": "boolean"},
+    "tags": {"type": "array", "items": {"type": "string"}},
+    "box": {"type": "object", "properties": {"x": {"type": "number"}}},
+}
+# ruff: noqa: RUF001 (the bars are DeepSeek's)
+MARKERS = (
+    r"<\|[^|<>]*\|>",
+    r'<\|"\|>',
+    r"<\|[a-z_]+>|<[a-z_]+\|>",
+    r"<｜[^｜]*｜>|｜DSML｜",
+    r"\[[A-Z_]{4,}\]",
+    r"</?(?:tool_call|arg_key|arg_value|minimax:tool_call|seed:tool_call|tool_sep|tool_calls)>",
+)
+# Rendering removes the line breaks after their blocks, and a template that only mentions another marker.
+TRIMMED = {"deepseek_v32", "glm", "hy_v3", "cohere", "command_r", "granite_33"}
+PYTHON = {"seed_oss", "lfm2", "olmo3"}  # the templates write lists and booleans as Python does
+# What ends a turn ends the answer, and is in no grammar.
+ENDS = (
+    "</s>",
+    "<|call|>",
+    "<|eot_id|>",
+    "<｜end▁of▁sentence｜>",
+    "<|im_end|>",
+    "<|tool_response>",
+    "[e~[",
+    "<|eot|>",
+    "<seed:eos>",
+    "<|assistant_end|>",
+    "<|end|>",
+    "<|end_of_text|>",
+    "<|END_OF_TURN_TOKEN|>",
+)
+PIECES = ["the", "ing", '": ', '", "', '"}', "}}", "\n\n", "=[", "</", "<p", "12", "é", "日", "name", "\\n", "> <"]
+
+
+def tokenizer_of(markers):
+    """A tokenizer of characters, some pieces of text, and these special tokens."""
+    plain = [chr(code) for code in range(32, 127)] + ["\n", "\t", *PIECES]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE({token: i for i, token in enumerate(dict.fromkeys([EOS, *plain, *markers]))}, [])
+    )
+    backend.decoder = tokenizers.decoders.Fuse()
+    backend.add_special_tokens([EOS, *markers])
+    return Tokenizer(backend)
+
+
+def special_markers(form):
+    """The markers of a format's template that are special tokens, if its parser expects any to be."""
+    if not get_tool_parser(form.tool).needs_special_tokens:
+        return []
+    return list(dict.fromkeys(re.findall("|".join(MARKERS), form.template)))
+
+
+def sample(grammar, tokenizer, rng, max_tokens):
+    """A random answer, and whether it ended by itself: in the end, tokens that may end it are preferred."""
+    eos = tokenizer.token_to_id(EOS)
+    matcher = grammar.new_matcher()
+    token_ids = []
+    while len(token_ids) < max_tokens and not matcher.is_complete:
+        mask = matcher.token_mask()
+        assert mask.any(), (matcher.error, tokenizer.decode(token_ids, skip_special_tokens=False))
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        closing = [i for i in allowed if tokenizer.token_text(int(i))[:1] in '"}])<>`|[\n']
+        if eos in allowed and (rng.random() < 0.3 or len(token_ids) > 200):
+            return token_ids, True  # the token that ends it belongs to no text
+        pool = closing if closing and rng.random() < 0.25 + len(token_ids) / 400 else allowed
+        token_ids.append(int(rng.choice(pool)))
+        matcher.follow(token_ids)
+    is_complete = matcher.is_complete
+    return (token_ids[:-1] if token_ids[-1:] == [eos] else token_ids), is_complete
+
+
+def accepts(grammar, tokenizer, text):
+    """Whether an answer may be this string, and end there."""
+    matcher = grammar.new_matcher()
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    for count, token_id in enumerate([*token_ids, tokenizer.token_to_id(EOS)]):
+        matcher.follow(token_ids[:count])
+        if matcher.is_complete and count == len(token_ids):
+            return True
+        if not is_allowed(matcher.token_mask(), token_id):
+            return False
+    return True
+
+
+def check(form, tools, rng, tokenizer, compiler, count=1, **options):
+    parser = get_tool_parser(form.tool)
+    source = calls_grammar(parser, tools, tokenizer, **options)
+    grammar = compiler.compile(StructuredOutputs(grammar=source))
+    for _ in range(count):
+        token_ids, ended = sample(grammar, tokenizer, rng, 600)
+        text = tokenizer.decode(token_ids, skip_special_tokens=not parser.needs_special_tokens)
+        reasoning = get_reasoning_parser(form.reasoning) if form.reasoning and parser.writes_reasoning else None
+        output = parse_output(OutputParser(parser, reasoning, tools=tools), text)
+        schemas = {tool.name: tool.parameters for tool in tools}
+        for call in output.tool_calls:
+            assert call.name in schemas, text
+            if call.status == "complete":
+                jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+        yield text, output, ended
+
+
+def compiler_of(form):
+    tokenizer = tokenizer_of(special_markers(form))
+    return tokenizer, GrammarCompiler(tokenizer, tokenizer.vocab_size, [tokenizer.token_to_id(EOS)])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_that_must_come_parse_and_fit(name):
+    form, rng = FORMATS[name], random.Random(name)
+    tokenizer, compiler = compiler_of(form)
+    num_ended = 0
+    for _ in range(3):
+        for text, output, ended in check(form, random_tools(rng), rng, tokenizer, compiler, 2, must_call=True):
+            if ended:
+                num_ended += 1
+                assert output.tool_calls, text
+                assert {call.status for call in output.tool_calls} == {"complete"}, text
+                assert not output.content.strip() or get_tool_parser(form.tool).writes_reasoning, text
+    assert num_ended >= 3
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_call_is_one(name):
+    form, rng = FORMATS[name], random.Random(name)
+    tokenizer, compiler = compiler_of(form)
+    options = {"must_call": True, "max_calls": 1}
+    for text, output, ended in check(form, random_tools(rng), rng, tokenizer, compiler, 3, **options):
+        assert not ended or len(output.tool_calls) == 1, text
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_in_free_text_fit_and_free_text_is_free(name):
+    form, rng = FORMATS[name], random.Random(name)
+    tokenizer, compiler = compiler_of(form)
+    tools = random_tools(rng)
+    for text, output, ended in check(form, tools, rng, tokenizer, compiler, 3, must_call=False):
+        assert not ended or all(call.status == "complete" for call in output.tool_calls), text
+    grammar = compiler.compile(
+        StructuredOutputs(grammar=calls_grammar(get_tool_parser(form.tool), tools, tokenizer, must_call=False))
+    )
+    starts = {"openai": "<|channel|>final<|message|>", "muse_glimmer": " to=user<|message|>"}
+    assert accepts(grammar, tokenizer, starts.get(form.tool, "") + "Hi! a < b, [1] and <x> are no calls: {}.")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_answer_fits_its_schema_or_calls(name):
+    form, rng = FORMATS[name], random.Random(name)
+    tokenizer, compiler = compiler_of(form)
+    answer = '%json {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+    starts = {"openai": "<|channel|>final<|message|>", "muse_glimmer": " to=user<|message|>"}
+    source = calls_grammar(get_tool_parser(form.tool), [NOW], tokenizer, must_call=False, answer=answer)
+    grammar = compiler.compile(StructuredOutputs(grammar=source))
+    assert accepts(grammar, tokenizer, starts.get(form.tool, "") + '{"a": 1}')
+    assert not accepts(grammar, tokenizer, starts.get(form.tool, "") + '{"a": "1"}')
+    assert not accepts(grammar, tokenizer, starts.get(form.tool, "") + "Hi")
+    for text, output, ended in check(form, [NOW], rng, tokenizer, compiler, 4, must_call=False, answer=answer):
+        assert not ended or output.tool_calls or json.loads(output.content)["a"] is not None, text
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - TRIMMED))
+def test_what_the_template_writes_is_allowed(name):
+    """A call in the conversation's past looks as the grammar lets the model write one."""
+    form = FORMATS[name]
+    tokenizer, compiler = compiler_of(form)
+    tool = FunctionTool("look_up", parameters={"type": "object", "properties": PROPERTIES, "required": ["city"]})
+    arguments = {"city": "Rome", "days": 3} | ({} if name in PYTHON else {"near": True, "box": {"x": 1.5}})
+    function = {"name": tool.name, "arguments": json.dumps(arguments)}
+    call = {"id": f"functions.{tool.name}:0", "type": "function", "function": function}
+    turn = {"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": [call]}
+    messages = with_template_arguments([{"role": "user", "content": "?"}, turn], form.template)
+    text = render_chat_template(form.template, messages, add_generation_prompt=False).removeprefix("USER")
+    text = text.removeprefix("<think></think>").lstrip("\n")
+    text = re.sub(r'(?:\n<think></think>|, "id": "[^"]*")', "", text)
+    for end in ENDS:
+        text = text.removesuffix(end)
+    grammar = compiler.compile(
+        StructuredOutputs(grammar=calls_grammar(get_tool_parser(form.tool), [tool], tokenizer, must_call=True))
+    )
+    assert accepts(grammar, tokenizer, text.strip("\n") if form.tool != "muse_glimmer" else text)
+
+
+@pytest.mark.parametrize("key", ["minProperties", "anyOf", "patternProperties"])
+def test_what_a_format_cannot_write_is_said(key):
+    tool = FunctionTool("f", parameters={"type": "object", "properties": {}, key: 1})
+    with pytest.raises(UnwritableCallError, match=key):
+        calls_grammar(get_tool_parser("qwen3_coder"), [tool], tokenizer_of([]), must_call=True)
+    calls_grammar(get_tool_parser("hermes"), [tool], tokenizer_of([]), must_call=True)
