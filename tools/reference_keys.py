@@ -37,8 +37,8 @@ _TRANSFORMERS = Path(transformers.__file__).parent
 _SHARED = ("cache_utils.py", "masking_utils.py", "modeling_rope_utils.py")
 # Keys that the code for all families reads from keyword arguments of the configuration class.
 _SHARED_KEYS = frozenset({"rope_scaling", "rope_theta", "partial_rotary_factor", "per_layer_config"})
-# Architectures that the reference has only as the text of a multimodal model -> the model type of that text.
-_TEXT_PARTS = {"Step3p5ForCausalLM": "step3p5"}
+# Architectures that the reference has as the text of a multimodal model, or under another name -> the model type.
+_TEXT_PARTS = {"Step3p5ForCausalLM": "step3p5", "ExaoneForCausalLM": "exaone"}
 # Fields and methods that every configuration class has.
 _BASE = (frozenset(dir(transformers.PreTrainedConfig)) - _SHARED_KEYS) | {
     field.name for field in dataclasses.fields(transformers.PreTrainedConfig)

@@ -50,6 +50,11 @@ WITHOUT_CONFIG = {
     "Llama4ForCausalLM",
     "Mamba2ForCausalLM",
     "Mistral4ForCausalLM",
+    # Of which no published config.json is here.
+    *("AXK1ForCausalLM", "ExaoneForCausalLM", "FalconForCausalLM", "FlexOlmoForCausalLM", "FlintForCausalLM"),
+    *("GPTBigCodeForCausalLM", "GPTJForCausalLM", "GPTNeoForCausalLM", "GPTNeoXForCausalLM", "Jais2ForCausalLM"),
+    *("GraniteMoeSWAForCausalLM", "GraniteMoeSharedForCausalLM", "NemotronForCausalLM", "OPTForCausalLM"),
+    *("OlmoForCausalLM", "PhiForCausalLM", "SolarOpenForCausalLM", "StableLmForCausalLM", "YoutuForCausalLM"),
 }
 
 

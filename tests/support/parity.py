@@ -141,6 +141,19 @@ _MAMBA = {
     **{"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 24},
     **{"mamba_proj_bias": True},
 }
+# An encoder of images or sound, which is left out.
+_TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "depth": 1}
+_SEES = {"vision_config": _TOWER}
+_MROPE = _rope(partial_rotary_factor=0.5, mrope_section=[2, 3, 3])
+_LFM2_VL = {"model_type": "lfm2", "block_multiple_of": 24, "layer_types": ["conv", "full_attention"]}
+# Of families that have no such key, or another name for it.
+_ALL_HEADS = {"num_key_value_heads": None}
+_FALCON = {"num_key_value_heads": None, "intermediate_size": None}
+_GPT2 = {
+    **{"num_key_value_heads": None, "hidden_size": None, "num_attention_heads": None, "num_hidden_layers": None},
+    **{"max_position_embeddings": None, "intermediate_size": None},
+    **{"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 1024},
+}
 _GROUPS = {"n_group": 4, "topk_group": 2}
 _NO_GROUPS = {"n_group": 1, "topk_group": 1}
 # Far fewer tokens than the contexts that are compared have; heads enough that no score is 0 in all of them.
@@ -724,6 +737,136 @@ FAMILIES = (
             **{"logits_scaling": 8.0, "attention_bias": True, "mlp_bias": True},
         },
     ),
+    Family("Gemma", "GemmaConfig", {"head_dim": 32, "num_key_value_heads": 1, "attention_bias": True}),
+    Family("GLM-4 9B", "GlmConfig", {"head_dim": 32, "attention_bias": True, **_rope(partial_rotary_factor=0.5)}),
+    Family("Arcee", "ArceeConfig", {"attention_bias": True, "mlp_bias": True, **_YARN}),
+    Family(
+        "CWM",
+        "CwmConfig",
+        {**_TWO_KINDS, "head_dim": 24, "sliding_window": 11, "mlp_bias": True, "bos_token_id": 1, **_LLAMA31},
+    ),
+    Family("Helium", "HeliumConfig", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    Family(
+        "VaultGemma",
+        "VaultGemmaConfig",
+        {
+            **{"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 11},
+            **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attention_bias": True},
+        },
+    ),
+    Family("Nemotron", "NemotronConfig", {"attention_bias": True, "mlp_bias": True}),
+    Family("Jais 2", "Jais2Config", {}),
+    Family("StableLM", "StableLmConfig", {"use_qkv_bias": True, **_rope(partial_rotary_factor=0.25)}),
+    Family("StableLM, parallel", "StableLmConfig", {"use_parallel_residual": True}),
+    Family("Phi", "PhiConfig", {"num_key_value_heads": 4, **_rope(partial_rotary_factor=0.5)}),
+    Family("GPT-NeoX", "GPTNeoXConfig", {**_ALL_HEADS, **_rope(partial_rotary_factor=0.25)}),
+    Family("GPT-NeoX, serial", "GPTNeoXConfig", {**_ALL_HEADS, "use_parallel_residual": False}),
+    Family("OLMo", "OlmoConfig", {"clip_qkv": 0.5}),
+    Family(
+        "Youtu",
+        "YoutuConfig",
+        {
+            key: value
+            for key, value in _LATENT.items()
+            if "expert" not in key and "moe" not in key and "dense" not in key
+        },
+    ),
+    Family(
+        "HyperCLOVA X",
+        "HyperCLOVAXConfig",
+        {
+            **{"attention_multiplier": 0.2, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+            **{"logits_scaling": 0.125, "attention_bias": True, "mlp_bias": True},
+        },
+    ),
+    Family(
+        "Granite MoE Shared",
+        "GraniteMoeSharedConfig",
+        {
+            **{"attention_multiplier": 0.2, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+            **{**_LOCAL_EXPERTS, "shared_intermediate_size": 48, "logits_scaling": 8.0},
+        },
+    ),
+    Family(
+        "Granite MoE SWA",
+        "GraniteMoeSWAConfig",
+        {
+            **{"num_hidden_layers": 3, "sliding_window": 11, "layer_rope_theta": [10_000.0, 0, 500_000.0]},
+            **{"attention_multiplier": 0.2, "residual_multiplier": 0.22, **_LOCAL_EXPERTS},
+        },
+    ),
+    Family("Ministral", "MinistralConfig", {**_TWO_KINDS, "sliding_window": 11, "head_dim": 24}),
+    Family("EXAONE", "ExaoneConfig", _LLAMA31, architecture="ExaoneForCausalLM"),
+    Family("Solar Open", "SolarOpenConfig", {**_ROUTED_EXPERTS, "n_shared_experts": 2, "head_dim": 24, **_YARN}),
+    Family("A.X K1", "AXK1Config", {**_LATENT, **_GROUPS}),
+    Family("GPT-2", "GPT2Config", {**_GPT2, "n_inner": 96}),
+    Family("StarCoder", "GPTBigCodeConfig", {**_GPT2, "n_inner": 96}),
+    Family("StarCoder, heads of their own", "GPTBigCodeConfig", {**_GPT2, "multi_query": False}),
+    Family("OPT", "OPTConfig", {**_ALL_HEADS, "ffn_dim": 96, "word_embed_proj_dim": 64, "intermediate_size": None}),
+    Family("Falcon 7B", "FalconConfig", {**_FALCON, "bias": True}),
+    Family("Falcon 40B", "FalconConfig", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    Family(
+        "Falcon 11B",
+        "FalconConfig",
+        {
+            **_FALCON,
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "ffn_hidden_size": 96,
+        },
+    ),
+    Family("GPT-J", "GPTJConfig", {**_GPT2, "rotary_dim": 8}),
+    Family("FlexOLMo", "FlexOlmoConfig", {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 40}),
+    Family(
+        "Flint",
+        "FlintConfig",
+        {
+            **{**_EXPERTS, "num_hidden_layers": 3, "mlp_only_layers": [0], "shared_expert_intermediate_size": 48},
+            **{"head_dim": 24, "sliding_window": 11},
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    Family(
+        "GPT-Neo",
+        "GPTNeoConfig",
+        {
+            **{**_GPT2, "max_position_embeddings": 1024, "hidden_size": 64, "num_layers": 2, "num_heads": 4},
+            **{"attention_types": [[["global", "local"], 1]], "window_size": 11},
+        },
+    ),
+    Family(
+        "Qwen2-VL",
+        "Qwen2VLConfig",
+        {"model_type": "qwen2_vl_text", **_rope(mrope_section=[2, 3, 3])},
+        other_parts=_SEES,
+    ),
+    Family("GLM-4.1V", "Glm4vConfig", _rope(partial_rotary_factor=0.5, mrope_section=[1, 1, 2]), other_parts=_SEES),
+    Family("GLM-OCR", "GlmOcrConfig", {"head_dim": 32, **_MROPE}, other_parts=_SEES),
+    Family("GLM-4.5V", "Glm4vMoeConfig", {**_GLM_MOE, "head_dim": 32, **_MROPE}, other_parts=_SEES),
+    Family("LFM2-VL", "Lfm2VlConfig", _LFM2_VL, other_parts=_SEES),
+    Family("LLaVA", "LlavaConfig", {"model_type": "llama"}, other_parts=_SEES),
+    Family("LLaVA-NeXT", "LlavaNextConfig", {"model_type": "mistral"}, other_parts=_SEES),
+    Family("InternVL", "InternVLConfig", {"model_type": "qwen2", "tie_word_embeddings": True}, other_parts=_SEES),
+    Family("SmolVLM", "SmolVLMConfig", {"model_type": "llama"}, other_parts=_SEES),
+    Family("Idefics3", "Idefics3Config", {"model_type": "llama"}, other_parts=_SEES),
+    # The reference does not scale the logits of models that see.
+    Family(
+        "Aya Vision", "AyaVisionConfig", {**_TWO_KINDS, "sliding_window": 11, "logit_scale": 1.0}, other_parts=_SEES
+    ),
+    Family(
+        "Command A Vision",
+        "Cohere2VisionConfig",
+        {**_TWO_KINDS, "sliding_window": 11, "logit_scale": 1.0},
+        other_parts=_SEES,
+    ),
+    Family(
+        "EXAONE 4.5",
+        "Exaone4_5_Config",
+        {"model_type": "exaone4", **_TWO_KINDS, "sliding_window": 11},
+        other_parts=_SEES,
+    ),
+    Family("LightOnOCR", "LightOnOcrConfig", {"model_type": "qwen3", "tie_word_embeddings": True}, other_parts=_SEES),
 )
 
 # Rows whose tests are slow ones: another has their class, and another, or a test of the part alone, each setting.
@@ -736,6 +879,11 @@ SLOW_NAMES = {
     *("GLM-4.5 MoE, groups, two dense layers", "DeepSeek V3, half-split rope, biases", "Kimi K2"),
     *("EXAONE 4, no windows", "Granite 4, dense, attention alone", "Granite SWA"),
     *("Llama 3.1", "MiMo", "Qwen2, window layers", "DeepSeek V2, biases", "Qwen3.5 MoE", "Cohere 2 MoE"),
+    *("GLM-4 9B", "Arcee", "CWM", "Helium", "VaultGemma", "Nemotron", "Jais 2", "StableLM"),
+    *("StableLM, parallel", "GPT-NeoX, serial", "Youtu", "HyperCLOVA X", "Granite MoE Shared", "Ministral"),
+    *("EXAONE", "Solar Open", "A.X K1", "StarCoder", "StarCoder, heads of their own", "Falcon 7B", "Falcon 11B"),
+    *("GPT-J", "FlexOLMo", "GPT-Neo", "Qwen2-VL", "GLM-4.1V", "GLM-OCR", "GLM-4.5V", "LFM2-VL", "LLaVA"),
+    *("InternVL", "Idefics3", "Aya Vision", "Command A Vision", "EXAONE 4.5", "LightOnOCR"),
 }
 # One of each kind of attention, state, router, norm and residual.
 EVERY_KIND = {
@@ -759,17 +907,19 @@ def with_native_heads(family: Family) -> Family:
 @lru_cache(NUM_KEPT)
 def reference_model(family: Family) -> transformers.PreTrainedModel:
     """A tiny transformers model whose every parameter, norms and biases included, is random."""
-    values = _SIZES | family.config
+    values = {
+        key: value for key, value in (_SIZES | family.config).items() if key.endswith("token_id") or value is not None
+    }
     if family.other_parts is not None:
         values = {"text_config": values, **family.other_parts}
     config = getattr(transformers, family.config_class)(**values, attn_implementation="eager")
     torch.manual_seed(0)
     auto_class = transformers.AutoModelForCausalLM
     if family.other_parts is not None or family.config_class == "Mistral4Config":  # listed with models that see
-        auto_class = transformers.AutoModelForImageTextToText
+        auto_class = transformers.AutoModelForMultimodalLM
     model = auto_class.from_config(config).float().eval()
     for name, _ in list(model.model.named_children()) if family.other_parts is not None else ():
-        if name != "language_model":
+        if name not in ("language_model", "text_model"):
             delattr(model.model, name)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -831,7 +981,13 @@ def _published_olmo_hybrid(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarr
     return tensors
 
 
+def _published_cohere2_vision(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """It saves the text model's tensors under two prefixes."""
+    return {name.replace("model.language_model.", "model."): tensor for name, tensor in tensors.items()}
+
+
 _RENAMED = {
+    "Cohere2VisionConfig": _published_cohere2_vision,
     "BailingHybridConfig": _published_bailing_hybrid,
     "KimiLinearConfig": _published_kimi_linear,
     "OlmoHybridConfig": _published_olmo_hybrid,

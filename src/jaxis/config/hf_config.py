@@ -50,11 +50,58 @@ CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+_GPT2_KEYS = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "activation_function": "hidden_act",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+
+# By `model_type`: what its config.json calls a key that most families have -> the usual name, which readers use.
+USUAL_KEYS: Mapping[str, Mapping[str, str]] = {
+    "codegen": _GPT2_KEYS,
+    "exaone": {
+        "num_layers": "num_hidden_layers",
+        "layer_norm_epsilon": "rms_norm_eps",
+        "activation_function": "hidden_act",
+    },
+    "falcon": {
+        "num_kv_heads": "num_key_value_heads",
+        "ffn_hidden_size": "intermediate_size",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "activation": "hidden_act",
+        "n_head": "num_attention_heads",
+        "n_layer": "num_hidden_layers",
+    },
+    "gpt2": _GPT2_KEYS,
+    "gpt_bigcode": _GPT2_KEYS,
+    "gpt_neo": {
+        "num_heads": "num_attention_heads",
+        "num_layers": "num_hidden_layers",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "activation_function": "hidden_act",
+    },
+    "gpt_neox": {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
+    "gptj": _GPT2_KEYS,
+    "opt": {"ffn_dim": "intermediate_size", "activation_function": "hidden_act"},
+    "stablelm": {"rope_pct": "partial_rotary_factor", "norm_eps": "layer_norm_eps"},
+}
+
+
 def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A parsed config.json, or an object in one, with missing keys set to the defaults of its `model_type`."""
+    """A parsed config.json, or an object in one, under the usual names of keys (USUAL_KEYS).
+
+    Missing keys are set to the defaults of its `model_type`. A key that stands there under both names keeps them.
+    """
     model_type = values.get("model_type")
-    defaults = CONFIG_DEFAULTS.get(model_type, {}) if isinstance(model_type, str) else {}
-    return {**defaults, **values}
+    if not isinstance(model_type, str):
+        return dict(values)
+    usual = USUAL_KEYS.get(model_type, {})
+    named = {key if usual.get(key) in values else usual.get(key, key): value for key, value in values.items()}
+    return {**CONFIG_DEFAULTS.get(model_type, {}), **named}
 
 
 # How many experts a layer has and a token goes to, under the names that families have for it in config.json.

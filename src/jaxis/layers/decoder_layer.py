@@ -145,6 +145,7 @@ class ParallelDecoderLayer(JaxModule):
 
     Args:
       scope, self_attn, mlp, make_norm: See `PreNormDecoderLayer`.
+      has_mlp_norm: Whether the feed-forward block has a norm of its own, `x = x + self_attn(norm(x)) + mlp(norm(x))`.
     """
 
     def __init__(
@@ -154,15 +155,19 @@ class ParallelDecoderLayer(JaxModule):
         self_attn: SelfAttention,
         mlp: FeedForward,
         make_norm: Callable[[LayerScope], Norm] = rms_norm,
+        has_mlp_norm: bool = False,
     ) -> None:
         self.input_layernorm = make_norm(scope)
         self.self_attn = self_attn
+        self.post_attention_layernorm = make_norm(scope) if has_mlp_norm else None
         self.mlp = mlp
 
     def __call__(self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
         """x [T, E] -> the updated cache (None without one) and [T, E]."""
         normalised = self.input_layernorm(x)
         kv_cache, attended = self.self_attn(kv_cache, normalised, metadata)
+        if self.post_attention_layernorm is not None:
+            normalised = self.post_attention_layernorm(x)
         return kv_cache, x + attended + self.mlp(normalised, metadata)
 
 

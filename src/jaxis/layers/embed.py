@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.kernels.weights import lookup, matmul
 from jaxis.layers.linear import DEFAULT_INIT, JaxLinear
-from jaxis.layers.module import JaxModule
+from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scale import scaled
 from jaxis.layers.weight_format import WeightSlot
 from jaxis.layers.weight_method import create_weights
@@ -67,6 +67,28 @@ class JaxEmbed(JaxModule):
     def decode(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
         return matmul(hidden_states, self.weight.get_value(), preferred_element_type=jnp.float32, axes=self.kernel_axes)
+
+
+class PositionEmbedding(JaxModule):
+    """Learned embeddings of positions, `weight` [P + offset, E]; row p + offset is of position p.
+
+    Args:
+      num_positions: P, the most tokens of a sequence.
+      features: E.
+      rngs: For the initial table.
+      offset: Rows before that of the first position (OPT has 2).
+      dtype: Data type of the embeddings.
+    """
+
+    def __init__(
+        self, num_positions: int, features: int, rngs: nnx.Rngs, *, offset: int = 0, dtype: DTypeLike = jnp.float32
+    ) -> None:
+        self.offset = offset
+        self.weight = make_parameter(rngs, DEFAULT_INIT, (num_positions + offset, features), dtype, axes=(None, None))
+
+    def __call__(self, positions: jax.Array) -> jax.Array:
+        """positions i32 [T] -> [T, E]; what is past the table, padding alone, gets its last row."""
+        return jnp.take(self.weight[...], positions + self.offset, axis=0, mode="clip")
 
 
 class JaxLmHead(JaxLinear):

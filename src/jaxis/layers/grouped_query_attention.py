@@ -54,6 +54,8 @@ class GroupedQueryAttention(JaxModule):
       scale: Multiplies the scores; None means D ** -0.5.
       qkv_bias, o_bias: Whether those projections have biases.
       packed_qkv: Whether the checkpoint has one `qkv_proj` [(H + 2 K) D, E] instead of three matrices.
+      packed_by_group: Whether its rows are, for each key-value head, its queries', its keys' and its values', instead
+        of all queries', all keys' and all values'.
       qk_norm: Creates the norms of queries and keys. True means an RMS norm over each head.
       norm_after_rope: Whether they are applied after the rope, not before it.
       query_scale: Multiplies queries by factors that depend on their positions; None for none.
@@ -86,6 +88,7 @@ class GroupedQueryAttention(JaxModule):
         qkv_bias: bool = False,
         o_bias: bool = False,
         packed_qkv: bool = False,
+        packed_by_group: bool = False,
         qk_norm: MakeHeadNorm | bool = False,
         norm_after_rope: bool = False,
         query_scale: QueryScale | None = None,
@@ -130,7 +133,7 @@ class GroupedQueryAttention(JaxModule):
         q_size, k_size, v_size = self._projection_sizes
         self.qkv_proj = None
         # Parts of a packed projection's output, each with queries, keys and values of its own.
-        self.num_parts = 1
+        self.num_parts = self.num_kv_heads if packed_by_group else 1
         if packed_qkv:
             qkv_size = q_size + k_size + v_size
             self.qkv_proj = linear(scope / "qkv_proj", input_size, qkv_size, axes=heads, use_bias=qkv_bias)
@@ -164,7 +167,7 @@ class GroupedQueryAttention(JaxModule):
         """The rows of projections that so many devices need in another order than the checkpoint's, or several times.
 
         With fewer key-value heads than devices, each device has the one that its queries use. A packed projection
-        begins with the first device's queries, keys and values.
+        begins with the first device's queries, keys and values, as one whose rows go by key-value heads does anyway.
 
         Raises:
           ConfigError: The devices cannot share the heads equally.
@@ -178,10 +181,15 @@ class GroupedQueryAttention(JaxModule):
             projections = [(self.k_proj, k_rows), *([] if self.v_proj is None else [(self.v_proj, v_rows)])]
             is_same = copies == 1 or not all(has_movable_rows(each) for each, _ in projections)
             return [] if is_same else [RowOrder(each, rows.ravel()) for each, rows in projections]
-        if num_devices == 1 or not has_movable_rows(self.qkv_proj):
+        if num_devices == 1 or not has_movable_rows(self.qkv_proj) or (self.num_parts > 1 and copies == 1):
             return []
         q_size, k_size, _ = self._projection_sizes
         parts = (np.arange(q_size), q_size + k_rows, q_size + k_size + v_rows)
+        if self.num_parts > 1:
+            by_group = np.arange(self.qkv_proj.output_size).reshape(self.num_parts, -1)
+            ends = np.array([q_size, q_size + k_size]) // self.num_parts
+            q_rows, k_rows, v_rows = (part.reshape(self.num_kv_heads, -1) for part in np.split(by_group, ends, axis=1))
+            parts = (q_rows, np.repeat(k_rows, copies, axis=0), np.repeat(v_rows, copies, axis=0))
         rows = np.concatenate([part.reshape(num_devices, -1) for part in parts], axis=1)
         return [RowOrder(self.qkv_proj, rows.ravel())]
 

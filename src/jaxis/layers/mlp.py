@@ -40,6 +40,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "swish": jax.nn.silu,
     "gelu": _gelu,
+    "gelu_new": gelu_tanh,
+    "gelu_fast": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": jax.nn.relu,
     "relu2": relu_squared,

@@ -9,6 +9,7 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.cohere import Cohere2CausalLM, cohere_norm
 from jaxis.models.common.family import Family
+from jaxis.models.common.text_part import TextPart
 
 
 class Cohere2DecoderLayer(ParallelDecoderLayer):
@@ -35,9 +36,24 @@ class Cohere2ForCausalLM(Cohere2CausalLM):
     layer_class = Cohere2DecoderLayer
 
 
+class AyaVisionForConditionalGeneration(TextPart, Cohere2ForCausalLM):
+    """Aya Vision; images are not supported."""
+
+    text_model_types = ("cohere2",)
+    other_parts = ("vision_tower", "multi_modal_projector")
+    other_keys = (
+        *("vision_config", "vision_feature_select_strategy", "vision_feature_layer", "image_token_index"),
+        *("downsample_factor", "adapter_layer_norm_eps", "alignment_intermediate_size"),
+    )
+
+
+class Cohere2VisionForConditionalGeneration(AyaVisionForConditionalGeneration):
+    """Command A Vision; images are not supported."""
+
+
 FAMILY = Family(
-    "Command R7B, Command A",
-    (Cohere2ForCausalLM,),
+    "Command R7B, Command A; Aya Vision, Command A Vision (text)",
+    (Cohere2ForCausalLM, AyaVisionForConditionalGeneration, Cohere2VisionForConditionalGeneration),
     "as Command R, with a window and RoPE in three of four layers and neither in the fourth",
     gguf=("cohere2",),
 )

@@ -10,6 +10,7 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
+from jaxis.models.common.text_part import InnerTextPart
 
 
 class Exaone4DecoderLayer(PostNormDecoderLayer):
@@ -33,9 +34,17 @@ def _span_and_rope(scope: LayerScope) -> tuple[AttentionSpan, bool]:
     return layer_span(config, kind, default_window=4096), kind == SLIDING_ATTENTION
 
 
+class Exaone4_5_ForConditionalGeneration(InnerTextPart, Exaone4ForCausalLM):
+    """EXAONE 4.5; images are not supported."""
+
+    text_model_types = ("exaone4", "exaone4_5_text")
+    other_parts = ("model.visual",)
+    other_keys = ("vision_config",)
+
+
 FAMILY = Family(
-    "EXAONE 4",
-    (Exaone4ForCausalLM,),
+    "EXAONE 4; EXAONE 4.5 (text)",
+    (Exaone4ForCausalLM, Exaone4_5_ForConditionalGeneration),
     "norms after attention and feed-forward, and on heads; a window and RoPE in three of four layers and "
     "neither in the fourth, or RoPE everywhere",
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 
 from jaxis.config.rope_config import rope_config
@@ -14,6 +16,10 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
+from jaxis.models.common.text_part import InnerTextPart
+
+_MARKS = tuple(f"{kind}_{mark}token_id" for kind in ("image", "video") for mark in ("", "start_", "end_"))
+"""Keys of the tokens that stand for images."""
 
 
 class Glm4DecoderLayer(JaxModule):
@@ -21,16 +27,21 @@ class Glm4DecoderLayer(JaxModule):
     `x = x + norm(mlp(norm(x)))`
 
     The norms' names are specific to the family: `post_attention_layernorm` is the one before the feed-forward block.
+
+    Args:
+      scope: The layer's scope.
+      default_head_dim: D of a config.json without `head_dim`; None means E / H.
+      default_bias: Whether queries, keys and values have biases where config.json does not say.
     """
 
-    def __init__(self, scope: LayerScope) -> None:
+    def __init__(self, scope: LayerScope, *, default_head_dim: int | None = 128, default_bias: bool = True) -> None:
         self.input_layernorm = rms_norm(scope)
         self.self_attn = GroupedQueryAttention(
             scope / "self_attn",
-            head_dim=128,
+            head_dim=default_head_dim,
             rope_settings=rope_config(scope.config, default_partial_rotary_factor=0.5),
             interleaved_rope=True,
-            qkv_bias=scope.config.get("attention_bias", True),
+            qkv_bias=scope.config.get("attention_bias", default_bias),
         )
         self.post_self_attn_layernorm = rms_norm(scope)
         self.post_attention_layernorm = rms_norm(scope)
@@ -48,9 +59,29 @@ class Glm4ForCausalLM(CausalLM):
     layer_class = Glm4DecoderLayer
 
 
+class Glm4vForConditionalGeneration(InnerTextPart, Glm4ForCausalLM):
+    """GLM-4.1V Thinking and GLM-4.6V Flash; images are not supported."""
+
+    layer_class = functools.partial(Glm4DecoderLayer, default_head_dim=None)
+    text_model_types = ("glm4v_text",)
+    other_parts = ("model.visual",)
+    other_keys = ("vision_config", *_MARKS)
+
+
+class Glm46VForConditionalGeneration(Glm4vForConditionalGeneration):
+    """GLM-4.6V by another name; images are not supported."""
+
+
+class GlmOcrForConditionalGeneration(Glm4vForConditionalGeneration):
+    """GLM-OCR; images are not supported."""
+
+    layer_class = functools.partial(Glm4DecoderLayer, default_bias=False)
+    text_model_types = ("glm_ocr_text",)
+
+
 FAMILY = Family(
-    "GLM-4 (0414)",
-    (Glm4ForCausalLM,),
+    "GLM-4 (0414); GLM-4.1V, GLM-4.6V Flash, GLM-OCR (text)",
+    (Glm4ForCausalLM, Glm4vForConditionalGeneration, Glm46VForConditionalGeneration, GlmOcrForConditionalGeneration),
     "norms before and after, interleaved partial RoPE, packed gate and up projections",
     gguf=("glm4",),
 )

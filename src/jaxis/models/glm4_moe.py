@@ -10,6 +10,7 @@ from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import dense_or_sparse, ignore_sizes_of_other_layers, sigmoid_routing
+from jaxis.models.common.text_part import InnerTextPart
 
 
 class Glm4MoeDecoderLayer(PreNormDecoderLayer):
@@ -48,4 +49,17 @@ class Glm4MoeForCausalLM(CausalLM):
         return DecoderOptions(num_prediction_layers=number, prediction=names if number else None)
 
 
-FAMILY = Family("GLM-4.5, 4.6", (Glm4MoeForCausalLM,), "partial RoPE, DeepSeek V3's routing", gguf=("glm4moe",))
+class Glm4vMoeForConditionalGeneration(InnerTextPart, Glm4MoeForCausalLM):
+    """GLM-4.5V and GLM-4.6V; images are not supported."""
+
+    text_model_types = ("glm4v_moe_text",)
+    other_parts = ("model.visual",)
+    other_keys = ("vision_config",)
+
+
+FAMILY = Family(
+    "GLM-4.5, 4.6; GLM-4.5V, 4.6V (text)",
+    (Glm4MoeForCausalLM, Glm4vMoeForConditionalGeneration),
+    "partial RoPE, DeepSeek V3's routing",
+    gguf=("glm4moe",),
+)

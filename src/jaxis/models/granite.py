@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, listed_layer_type
-from jaxis.config.rope_config import rope_config
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
-from jaxis.models.common.granite import GraniteBaseDecoderLayer, GraniteCausalLM
+from jaxis.models.common.granite import GraniteBaseDecoderLayer, GraniteCausalLM, granite_window_arguments
 
 
 class GraniteDecoderLayer(GraniteBaseDecoderLayer):
@@ -22,19 +20,7 @@ class GraniteDecoderLayer(GraniteBaseDecoderLayer):
 
 class GraniteSWADecoderLayer(GraniteDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        config, index = scope.config, scope.layer_index
-        kind = listed_layer_type(config, index, FULL_ATTENTION, SLIDING_ATTENTION)
-        if kind is None:
-            kind = SLIDING_ATTENTION if index % 4 else FULL_ATTENTION
-        thetas = config.get("layer_rope_theta")
-        theta = thetas[index] if thetas else None
-        super().__init__(
-            scope,
-            use_rope=theta != 0,
-            rope_settings=rope_config(config, theta=theta or None),
-            span=layer_span(config, kind, default_window=128),
-            use_sinks=True,
-        )
+        super().__init__(scope, **granite_window_arguments(scope))
 
 
 class GraniteForCausalLM(GraniteCausalLM):

@@ -6,6 +6,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
 from jaxis.models.common.lfm import LfmCausalLM, LfmDecoderLayer, lfm_mlp
+from jaxis.models.common.text_part import InnerTextPart
 
 
 class Lfm2DecoderLayer(LfmDecoderLayer):
@@ -27,9 +28,20 @@ def _intermediate_size(config: HFConfig) -> int:
     return -(-size // multiple) * multiple
 
 
+class Lfm2VlForConditionalGeneration(InnerTextPart, Lfm2ForCausalLM):
+    """LFM2-VL; images are not supported."""
+
+    text_model_types = ("lfm2",)
+    other_parts = ("model.vision_tower", "model.multi_modal_projector")
+    other_keys = (
+        *("vision_config", "projector_hidden_act", "projector_hidden_size", "projector_bias"),
+        *("projector_use_layernorm", "downsample_factor"),
+    )
+
+
 FAMILY = Family(
-    "LFM2, LFM2.5 (dense)",
-    (Lfm2ForCausalLM,),
+    "LFM2, LFM2.5 (dense); LFM2-VL (text)",
+    (Lfm2ForCausalLM, Lfm2VlForConditionalGeneration),
     "short convolutions in place of attention in two of three layers",
     gguf=("lfm2",),
     tiny={

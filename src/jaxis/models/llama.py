@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from jaxis.layers.decoder_layer import PreNormDecoderLayer
-from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.mlp import GatedMLP
-from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
-
-
-class LlamaDecoderLayer(PreNormDecoderLayer):
-    def __init__(self, scope: LayerScope) -> None:
-        use_bias = scope.config.get("attention_bias", False)
-        super().__init__(
-            scope,
-            self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=use_bias, o_bias=use_bias),
-            mlp=GatedMLP(scope / "mlp", use_bias=scope.config.get("mlp_bias", False)),
-        )
+from jaxis.models.common.llama import LlamaDecoderLayer
 
 
 class LlamaForCausalLM(CausalLM):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.layers.decoder_layer import PreNormDecoderLayer
-from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames
-from jaxis.models.common.qwen import qwen_layer_span
+from jaxis.models.common.qwen import Qwen2DecoderLayer
 from jaxis.models.common.text_part import TextPart
 
 _MIMO_PREDICTION = PredictionNames(
@@ -23,15 +20,6 @@ _MIMO_PREDICTION = PredictionNames(
     layer_index=0,
     hidden_first=True,
 )
-
-
-class Qwen2DecoderLayer(PreNormDecoderLayer):
-    def __init__(self, scope: LayerScope) -> None:
-        super().__init__(
-            scope,
-            self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=True, span=qwen_layer_span(scope)),
-            mlp=GatedMLP(scope / "mlp"),
-        )
 
 
 class Qwen2ForCausalLM(CausalLM):
@@ -63,9 +51,15 @@ class Qwen2_5_VLForConditionalGeneration(TextPart, Qwen2ForCausalLM):
     other_keys = ("vision_config",)
 
 
+class Qwen2VLForConditionalGeneration(Qwen2_5_VLForConditionalGeneration):
+    """The same of Qwen2-VL."""
+
+    text_model_types = ("qwen2_vl_text", "qwen2_vl")
+
+
 FAMILY = Family(
-    "Qwen2, Qwen2.5; Qwen2.5-VL (text)",
-    (Qwen2ForCausalLM, Qwen2_5_VLForConditionalGeneration),
+    "Qwen2, Qwen2.5; Qwen2-VL, Qwen2.5-VL (text)",
+    (Qwen2ForCausalLM, Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration),
     "biases on queries, keys and values; optional window layers",
     gguf=("qwen2",),
 )

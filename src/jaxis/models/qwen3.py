@@ -46,9 +46,17 @@ class Qwen3VLForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
     other_keys = ("vision_config",)
 
 
+class LightOnOcrForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
+    """LightOnOCR; images are not supported."""
+
+    text_model_types = ("qwen3",)
+    other_parts = ("model.vision_encoder", "model.vision_projection")
+    other_keys = ("vision_config", "spatial_merge_size")
+
+
 FAMILY = Family(
-    "Qwen3; Qwen3-VL (text)",
-    (Qwen3ForCausalLM, Qwen3VLForConditionalGeneration),
+    "Qwen3; Qwen3-VL, LightOnOCR (text)",
+    (Qwen3ForCausalLM, Qwen3VLForConditionalGeneration, LightOnOcrForConditionalGeneration),
     "a norm on each query and key head",
     gguf=("qwen3",),
 )

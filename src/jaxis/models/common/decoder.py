@@ -21,6 +21,7 @@ from jaxis.kernels.materialize import in_whole_vectors, materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.checkpoint_names import CheckpointNames, Rename
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
+from jaxis.layers.embed import PositionEmbedding
 from jaxis.layers.kv_cache_spec import HandsOnSelection, HasCache, HasState, SharesCache
 from jaxis.layers.leaves import embedding, lm_head, rms_norm
 from jaxis.layers.module import JaxModule, calls_are_observed, named_modules
@@ -61,6 +62,7 @@ class DecoderOptions:
       norm: The final norm; None means an RMS norm with config.json's `rms_norm_eps`.
       embed_scale: Multiplies the embeddings, after being rounded to their type.
       embed_norm: Norms the embeddings; None for no norm.
+      embed_positions: Embeddings of positions, added to those of tokens; None for none.
       embedding_multiplier: Multiplies the first layer's input, including `inputs_embeds`.
       tied_by_default: Whether the head is tied to the embeddings if config.json does not say.
       head_bias: Whether a head that is not tied has a bias.
@@ -76,6 +78,7 @@ class DecoderOptions:
     norm: Norm | None = None
     embed_scale: float = 1.0
     embed_norm: Norm | None = None
+    embed_positions: PositionEmbedding | None = None
     embedding_multiplier: float = 1.0
     tied_by_default: bool = False
     head_bias: bool = False
@@ -111,6 +114,7 @@ class DecoderModel(JaxModule):
         self.embedding_multiplier = options.embedding_multiplier
         self.embed_tokens = embedding(scope / "embed_tokens", scale=options.embed_scale)
         self.embed_norm = options.embed_norm
+        self.embed_positions = options.embed_positions
         num_layers = options.num_layers or scope.config["num_hidden_layers"]
         self.layers = [layer_class(scope.layer(i)) for i in range(num_layers)]
         self.norm = options.norm or rms_norm(scope / "norm")
@@ -133,7 +137,10 @@ class DecoderModel(JaxModule):
             embeddings = x = intermediate_tensors["hidden_states"]
         else:
             embeddings = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
-            x = self.first_input(scaled(embeddings, self.embedding_multiplier))
+            x = scaled(embeddings, self.embedding_multiplier)
+            if self.embed_positions is not None:
+                x = x + self.embed_positions(attention_metadata.input_positions)
+            x = self.first_input(x)
         layer_inputs = self.layer_inputs(input_ids, embeddings)
         caches = self.step_caches(kv_caches)
         aux_hidden_states = []
@@ -274,6 +281,8 @@ class CausalLM(JaxModule, LoadableWithIterator):
       layer_class: Creates each decoder layer.
       model_class: The decoder below the head.
       renames, other_names: The family's table; see `CheckpointNames`.
+      buffers: Ends of the names, as they are after the table, of tensors that are no parameters: what they hold is
+        computed here.
       checkpoint_names: The table of this model.
       model: The decoder below the head.
       lm_head: The head; None if it is tied to the embeddings.
@@ -288,6 +297,8 @@ class CausalLM(JaxModule, LoadableWithIterator):
     model_class: ClassVar[type[DecoderModel]] = DecoderModel
     renames: ClassVar[Sequence[Rename]] = ()
     other_names: ClassVar[Sequence[Rename]] = ()
+    # Old versions of the reference saved this buffer; here the rope is computed from the config.
+    buffers: ClassVar[tuple[str, ...]] = (".rotary_emb.inv_freq",)
     draft: JaxModule | None = None
     elsewhere: tuple[str, ...] = ()
 
@@ -415,8 +426,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
         head_name, embedding_name = "lm_head.weight", "model.embed_tokens.weight"
         first, last = len(self.decoder.layers), len(self.decoder.layers) + self.num_prediction_layers
         for name, tensor in without_layers(weights, range(first, last)):
-            # Old versions of the reference saved this buffer; here the rope is computed from the config.
-            if name.endswith(".rotary_emb.inv_freq") or name.startswith(self.prediction_modules):
+            if name.endswith(self.buffers) or name.startswith(self.prediction_modules):
                 continue
             if self.lm_head is None and name == head_name:
                 tied_head = tensor

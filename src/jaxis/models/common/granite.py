@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from jaxis.config.layer_types import (
+    FULL_ATTENTION,
+    SLIDING_ATTENTION,
+    layer_span,
+    listed_layer_type,
+    value_of_layer,
+)
+from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -34,8 +42,31 @@ class GraniteBaseDecoderLayer(PreNormDecoderLayer):
 
 def granite_attention(scope: LayerScope, **arguments: Any) -> GroupedQueryAttention:
     """Attention whose scores have a multiplier of their own, with further arguments of `GroupedQueryAttention`."""
-    use_bias, scale = scope.config.get("attention_bias", False), scope.config.get("attention_multiplier", 1.0)
-    return GroupedQueryAttention(scope, scale=scale, qkv_bias=use_bias, o_bias=use_bias, **arguments)
+    use_bias = scope.config.get("attention_bias", False)
+    arguments.setdefault("scale", scope.config.get("attention_multiplier", 1.0))
+    return GroupedQueryAttention(scope, qkv_bias=use_bias, o_bias=use_bias, **arguments)
+
+
+def granite_window_arguments(scope: LayerScope) -> dict[str, Any]:
+    """Granite SWA's arguments of `granite_attention`: a window in three of four layers, sinks, a rope for each layer.
+
+    Args:
+      scope: The decoder layer's scope.
+
+    Raises:
+      ConfigError: config.json's lists do not have an entry for each layer.
+    """
+    config, index = scope.config, scope.layer_index
+    kind = listed_layer_type(config, index, FULL_ATTENTION, SLIDING_ATTENTION)
+    if kind is None:
+        kind = SLIDING_ATTENTION if index % 4 else FULL_ATTENTION
+    theta = value_of_layer(config, "layer_rope_theta", index)
+    return {
+        "use_rope": theta != 0,
+        "rope_settings": rope_config(config, theta=theta or None),
+        "span": layer_span(config, kind, default_window=128),
+        "use_sinks": True,
+    }
 
 
 def granite_moe(scope: LayerScope) -> SparseMoE:

@@ -1,10 +1,12 @@
-"""Code shared by Qwen2 and Qwen3: which layers have a sliding window, and which a mixture of experts."""
+"""Code shared by Qwen2, Qwen3 and models with their text: Qwen2's layer; which layers have a window, which experts."""
 
 from __future__ import annotations
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.experts import StackLayout
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import FeedForward, GatedMLP
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
@@ -37,6 +39,17 @@ def qwen_layer_span(scope: LayerScope) -> AttentionSpan:
     else:
         has_window = kind == SLIDING_ATTENTION
     return AttentionSpan(config.get("sliding_window", 4096)) if has_window else FULL_CONTEXT
+
+
+class Qwen2DecoderLayer(PreNormDecoderLayer):
+    """The Llama layer with biases on queries, keys and values, and an optional window."""
+
+    def __init__(self, scope: LayerScope) -> None:
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=True, span=qwen_layer_span(scope)),
+            mlp=GatedMLP(scope / "mlp"),
+        )
 
 
 def qwen_feed_forward(

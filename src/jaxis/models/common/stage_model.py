@@ -60,8 +60,8 @@ def cut_to_stage(model: JaxModule, stage: Stage) -> None:
         _leave_out(decoder, "embed_tokens")
         elsewhere.append("model.embed_tokens.")
     if not stage.is_first:
-        decoder.embed_norm = None
-        elsewhere.append("model.embed_norm.")
+        decoder.embed_norm = decoder.embed_positions = None
+        elsewhere += ["model.embed_norm.", "model.embed_positions."]
     if not stage.is_last:
         decoder.norm, decoder.hands_on = Elsewhere(), True
         elsewhere.append("model.norm.")

@@ -30,7 +30,7 @@ class TextPart(CausalLM):
     Attributes:
       text_renames: What the checkpoint calls the text model's two parts; its own table comes after.
       text_model_types: The `model_type` that the text's config may have.
-      other_parts: The checkpoint's modules that are not loaded.
+      other_parts: The checkpoint's modules and tensors that are not loaded.
       other_keys: Keys of config.json that concern those modules.
     """
 
@@ -76,7 +76,7 @@ class TextPart(CausalLM):
         """See `CausalLM`; tensors of `other_parts` are dropped as well."""
         prefixes = tuple(f"{part}." for part in self.other_parts)
         return super().without_redundant_tensors(
-            (name, tensor) for name, tensor in weights if not name.startswith(prefixes)
+            (name, tensor) for name, tensor in weights if not f"{name}.".startswith(prefixes)
         )
 
 

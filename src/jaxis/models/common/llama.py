@@ -1,0 +1,20 @@
+"""Code shared by Llama and the models whose text is a Llama's: the decoder layer."""
+
+from __future__ import annotations
+
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.scope import LayerScope
+
+
+class LlamaDecoderLayer(PreNormDecoderLayer):
+    """Grouped-query attention and a gated block, each after an RMS norm."""
+
+    def __init__(self, scope: LayerScope) -> None:
+        use_bias = scope.config.get("attention_bias", False)
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=use_bias, o_bias=use_bias),
+            mlp=GatedMLP(scope / "mlp", use_bias=scope.config.get("mlp_bias", False)),
+        )

@@ -1,0 +1,86 @@
+"""Falcon 7B, 11B, 40B and 180B (arXiv:2311.16867): parallel attention and MLP, packed projections."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.decoder_layer import ParallelDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import UngatedMLP, activation_function
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
+from jaxis.models.common.layer_norms import biased_layer_norm
+
+
+class FalconDecoderLayer(ParallelDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        use_bias = config.get("bias", False)
+        is_new: bool = config.get("new_decoder_architecture", False)
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                num_kv_heads=_num_kv_heads(config, is_new),
+                packed_qkv=True,
+                packed_by_group=is_new or not config.get("multi_query", True),
+                qkv_bias=use_bias,
+                o_bias=use_bias,
+            ),
+            mlp=UngatedMLP(
+                scope / "mlp",
+                activation=activation_function(config.get("hidden_act", "gelu")),
+                intermediate_size=config.get("intermediate_size", 4 * config["hidden_size"]),
+                use_bias=use_bias,
+            ),
+            make_norm=biased_layer_norm,
+            has_mlp_norm=is_new and config.get("num_ln_in_parallel_attn", 2) == 2,
+        )
+
+
+def _num_kv_heads(config: HFConfig, is_new: bool) -> int:
+    """The key-value heads, which config.json of the first models gives whether or not they have them."""
+    if is_new:
+        return config.get("num_key_value_heads", config["num_attention_heads"])
+    config.ignore("num_key_value_heads", because="multi_query says it")
+    return 1 if config.get("multi_query", True) else config["num_attention_heads"]
+
+
+class FalconForCausalLM(CausalLM):
+    layer_class = FalconDecoderLayer
+    renames = (
+        ("transformer.word_embeddings", "model.embed_tokens"),
+        ("transformer.h", "model.layers"),
+        ("transformer.ln_f", "model.norm"),
+        ("ln_attn", "input_layernorm"),
+        ("ln_mlp", "post_attention_layernorm"),
+        ("self_attention.query_key_value", "self_attn.qkv_proj"),
+        ("self_attention.dense", "self_attn.o_proj"),
+        ("mlp.dense_h_to_4h", "mlp.up_proj"),
+        ("mlp.dense_4h_to_h", "mlp.down_proj"),
+    )
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("alibi", False)  # of Falcon RW
+        config.expect("parallel_attn", True)
+        config.ignore("num_ln_in_parallel_attn", because="the first models have one norm")
+        config.ignore("multi_query", because="later models have num_kv_heads")
+
+    @classmethod
+    def all_renames(cls, config: HFConfig) -> tuple[tuple[str, str], ...]:
+        if config.get("new_decoder_architecture", False) and config.get("num_ln_in_parallel_attn", 2) == 2:
+            return cls.renames
+        return tuple(rename for rename in cls.renames if rename[0] not in ("ln_attn", "ln_mlp"))
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(norm=biased_layer_norm(scope), tied_by_default=True)
+
+
+FAMILY = Family(
+    "Falcon 7B, 40B, 180B, Falcon 2 11B",
+    (FalconForCausalLM,),
+    "parallel attention and feed-forward after LayerNorm, packed projections group by group",
+    other_names={"RWForCausalLM": FalconForCausalLM},
+)

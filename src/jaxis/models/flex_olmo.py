@@ -1,0 +1,40 @@
+"""FlexOLMo (arXiv:2507.07024): OLMo 2's layer with a mixture of experts."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.rope_config import rope_config
+from jaxis.layers.decoder_layer import PostNormDecoderLayer
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
+from jaxis.models.common.olmo import olmo_attention
+
+
+class FlexOlmoDecoderLayer(PostNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        routing = Routing(
+            num_experts=config["num_experts"],
+            num_experts_per_token=config["num_experts_per_tok"],
+            renormalize=config.get("norm_topk_prob", False),
+        )
+        rope = rope_config(config, default_theta=500_000.0)
+        super().__init__(
+            scope,
+            self_attn=olmo_attention(scope / "self_attn", rope_settings=rope),
+            mlp=SparseMoE(scope / "mlp", routing=routing, intermediate_size=config["intermediate_size"]),
+        )
+
+
+class FlexOlmoForCausalLM(CausalLM):
+    layer_class = FlexOlmoDecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("clip_qkv", None)
+
+
+FAMILY = Family("FlexOLMo", (FlexOlmoForCausalLM,), "as OLMo 2, with experts")

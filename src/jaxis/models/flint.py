@@ -1,0 +1,81 @@
+"""Flint: Qwen3 MoE's layer with attention sinks, windows with a rope and full layers without, sigmoid experts."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, listed_layer_type
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
+
+
+class FlintDecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config, kind = scope.config, _kind(scope)
+        use_bias = config.get("attention_bias", False)
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                head_dim=128,
+                use_rope=kind == SLIDING_ATTENTION,
+                qk_norm=True,
+                qkv_bias=use_bias,
+                o_bias=use_bias,
+                span=layer_span(config, kind, default_window=513),
+                use_sinks=True,
+            ),
+            mlp=_feed_forward(scope),
+        )
+
+
+def _kind(scope: LayerScope) -> str:
+    config, index = scope.config, scope.layer_index
+    kind = listed_layer_type(config, index, FULL_ATTENTION, SLIDING_ATTENTION)
+    if kind is not None:
+        return kind
+    is_full = index < 2 or index % 4 == 1 or index == config["num_hidden_layers"] - 1
+    return FULL_ATTENTION if is_full else SLIDING_ATTENTION
+
+
+def _feed_forward(scope: LayerScope) -> GatedMLP | SparseMoE:
+    config = scope.config
+    if scope.layer_index in config.get("mlp_only_layers", [0, 1]):
+        return GatedMLP(scope / "mlp")
+    routing = Routing(
+        num_experts=config["num_experts"],
+        num_experts_per_token=config["num_experts_per_tok"],
+        score_function="sigmoid",
+        renormalize=config.get("norm_topk_prob", True),
+        float32_logits=True,
+    )
+    shared = GatedMLP(scope / "mlp" / "shared_experts", intermediate_size=config["shared_expert_intermediate_size"])
+    return SparseMoE(
+        scope / "mlp",
+        routing=routing,
+        intermediate_size=config["moe_intermediate_size"],
+        shared_experts=shared,
+    )
+
+
+class FlintForCausalLM(CausalLM):
+    layer_class = FlintDecoderLayer
+    renames = (("mlp.shared_expert", "mlp.shared_experts"), ("self_attn.softmax_offset", "self_attn.sinks"))
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("decoder_sparse_step", 1)
+        for key in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
+            config.ignore(key, because="only dense or only sparse layers have it")
+
+
+FAMILY = Family(
+    "Flint",
+    (FlintForCausalLM,),
+    "attention sinks, a window and RoPE in three of four layers and neither in the others, sigmoid experts",
+)

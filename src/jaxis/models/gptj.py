@@ -1,0 +1,56 @@
+"""GPT-J 6B: parallel attention and MLP after one layer norm, a rope that pairs neighbours, a head with a bias."""
+
+from __future__ import annotations
+
+from jaxis.config.rope_config import rope_config
+from jaxis.layers.decoder_layer import ParallelDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
+from jaxis.models.common.gpt2 import ungated_mlp
+from jaxis.models.common.layer_norms import biased_layer_norm
+
+
+class GPTJDecoderLayer(ParallelDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        head_dim = config["hidden_size"] // config["num_attention_heads"]
+        rotated = config.get("rotary_dim", head_dim) / head_dim
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                num_kv_heads=config["num_attention_heads"],
+                rope_settings=rope_config(config, default_partial_rotary_factor=rotated),
+                interleaved_rope=True,
+            ),
+            mlp=ungated_mlp(scope / "mlp", "gelu_new"),
+            make_norm=biased_layer_norm,
+        )
+
+
+class GPTJForCausalLM(CausalLM):
+    layer_class = GPTJDecoderLayer
+    renames = (
+        ("transformer.wte", "model.embed_tokens"),
+        ("transformer.h", "model.layers"),
+        ("transformer.ln_f", "model.norm"),
+        ("ln_1", "input_layernorm"),
+        ("attn.q_proj", "self_attn.q_proj"),
+        ("attn.k_proj", "self_attn.k_proj"),
+        ("attn.v_proj", "self_attn.v_proj"),
+        ("attn.out_proj", "self_attn.o_proj"),
+        ("mlp.fc_in", "mlp.up_proj"),
+        ("mlp.fc_out", "mlp.down_proj"),
+    )
+    buffers = (".attn.bias", ".attn.masked_bias", ".attn.embed_positions")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(norm=biased_layer_norm(scope), head_bias=True)
+
+
+FAMILY = Family(
+    "GPT-J 6B", (GPTJForCausalLM,), "parallel attention and feed-forward, interleaved partial RoPE, a head with a bias"
+)

@@ -1,0 +1,38 @@
+"""Jais 2: the Llama layer with layer norms, biases throughout, and squared ReLU without a gate."""
+
+from __future__ import annotations
+
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import UngatedMLP, activation_function
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
+from jaxis.models.common.layer_norms import biased_layer_norm
+
+
+class Jais2DecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        use_bias = config.get("attention_bias", True)
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=use_bias, o_bias=use_bias),
+            mlp=UngatedMLP(
+                scope / "mlp",
+                activation=activation_function(config.get("hidden_act", "relu2")),
+                use_bias=config.get("mlp_bias", True),
+            ),
+            make_norm=biased_layer_norm,
+        )
+
+
+class Jais2ForCausalLM(CausalLM):
+    layer_class = Jais2DecoderLayer
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(norm=biased_layer_norm(scope))
+
+
+FAMILY = Family("Jais 2", (Jais2ForCausalLM,), "LayerNorm, squared ReLU without a gate, biases everywhere")

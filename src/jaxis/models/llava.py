@@ -1,0 +1,68 @@
+"""The text of models that see through a projection into a Llama, a Mistral or a Qwen2: LLaVA, InternVL, ..."""
+
+from __future__ import annotations
+
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.family import Family
+from jaxis.models.common.llama import LlamaDecoderLayer
+from jaxis.models.common.mistral import MistralDecoderLayer
+from jaxis.models.common.qwen import Qwen2DecoderLayer
+from jaxis.models.common.text_part import TextPart
+
+_LAYERS = {"llama": LlamaDecoderLayer, "mistral": MistralDecoderLayer, "qwen2": Qwen2DecoderLayer}
+_SEES = ("vision_config", "projector_hidden_act", "vision_feature_select_strategy", "vision_feature_layer")
+
+
+def _layer_of_text(scope: LayerScope) -> PreNormDecoderLayer:
+    return _LAYERS[scope.config.get("model_type", "llama")](scope)
+
+
+class LlavaForConditionalGeneration(TextPart, CausalLM):
+    """LLaVA 1.5, BakLLaVA and others; images are not supported."""
+
+    layer_class = _layer_of_text
+    text_model_types = tuple(_LAYERS)
+    other_parts = ("vision_tower", "multi_modal_projector")
+    other_keys = (*_SEES, "image_token_index", "image_seq_length", "multimodal_projector_bias")
+
+
+class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
+    """LLaVA-NeXT (1.6); images are not supported."""
+
+    other_parts = ("vision_tower", "multi_modal_projector", "image_newline")
+    other_keys = (*LlavaForConditionalGeneration.other_keys, "image_grid_pinpoints", "use_image_newline_parameter")
+
+
+class InternVLForConditionalGeneration(LlavaForConditionalGeneration):
+    """InternVL 2.5 and 3 as transformers has them; images are not supported."""
+
+    other_keys = (*_SEES, "image_token_id", "image_seq_length", "downsample_ratio")
+
+
+class Idefics3ForConditionalGeneration(TextPart, CausalLM):
+    """Idefics3; images are not supported."""
+
+    layer_class = LlamaDecoderLayer
+    text_renames = (("model.text_model", "model"),)
+    text_model_types = ("llama",)
+    other_parts = ("model.vision_model", "model.connector")
+    other_keys = ("vision_config", "image_token_id", "scale_factor")
+
+
+class SmolVLMForConditionalGeneration(Idefics3ForConditionalGeneration):
+    """SmolVLM and SmolVLM2; images are not supported."""
+
+
+FAMILY = Family(
+    "LLaVA, LLaVA-NeXT, InternVL 2.5 and 3, Idefics3, SmolVLM (text)",
+    (
+        LlavaForConditionalGeneration,
+        LlavaNextForConditionalGeneration,
+        InternVLForConditionalGeneration,
+        Idefics3ForConditionalGeneration,
+        SmolVLMForConditionalGeneration,
+    ),
+    "the text is a Llama, a Mistral or a Qwen2",
+)

@@ -1,0 +1,57 @@
+"""OLMo 1 (arXiv:2402.00838): the Llama layer with layer norms that have no weights, and clipped projections."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels.norms import layer_norm
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.module import JaxModule
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
+
+
+class _UnweightedLayerNorm(JaxModule):
+    def __init__(self, _scope: LayerScope) -> None: ...
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [T, E] -> the same shape and type."""
+        return layer_norm(x, jnp.ones(x.shape[-1], jnp.float32), None, epsilon=1e-5)
+
+
+class _ClippedAttention(GroupedQueryAttention):
+    """Attention whose queries, keys and values are at most config.json's `clip_qkv`, and at least its negative."""
+
+    def __init__(self, scope: LayerScope) -> None:
+        use_bias = scope.config.get("attention_bias", False)
+        super().__init__(scope, qkv_bias=use_bias, o_bias=use_bias)
+        self.clip: float | None = scope.config.get("clip_qkv")
+
+    def _project(self, x: jax.Array) -> list[jax.Array]:
+        projected = super()._project(x)
+        return projected if self.clip is None else [jnp.clip(each, -self.clip, self.clip) for each in projected]
+
+
+class OlmoDecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        super().__init__(
+            scope,
+            self_attn=_ClippedAttention(scope / "self_attn"),
+            mlp=GatedMLP(scope / "mlp"),
+            make_norm=_UnweightedLayerNorm,
+        )
+
+
+class OlmoForCausalLM(CausalLM):
+    layer_class = OlmoDecoderLayer
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(norm=_UnweightedLayerNorm(scope))
+
+
+FAMILY = Family("OLMo", (OlmoForCausalLM,), "LayerNorm without weights, clipped queries, keys and values")

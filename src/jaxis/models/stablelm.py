@@ -1,0 +1,48 @@
+"""StableLM 2 (arXiv:2402.17834) and StableLM Zephyr 3B: layer norms, a gated block, a rope of a quarter of a head."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.rope_config import rope_config
+from jaxis.layers.decoder_layer import ParallelDecoderLayer, PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
+from jaxis.models.common.layer_norms import biased_layer_norm
+
+
+def _layer(scope: LayerScope) -> PreNormDecoderLayer | ParallelDecoderLayer:
+    config = scope.config
+    layer_class = ParallelDecoderLayer if config.get("use_parallel_residual", False) else PreNormDecoderLayer
+    return layer_class(
+        scope,
+        self_attn=GroupedQueryAttention(
+            scope / "self_attn",
+            rope_settings=rope_config(config, default_partial_rotary_factor=0.25),
+            qkv_bias=config.get("use_qkv_bias", False),
+        ),
+        mlp=GatedMLP(scope / "mlp"),
+        make_norm=biased_layer_norm,
+    )
+
+
+class StableLmForCausalLM(CausalLM):
+    layer_class = _layer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("qk_layernorm", False)  # of StableLM 2 12B: a tensor for each head
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(norm=biased_layer_norm(scope))
+
+
+FAMILY = Family(
+    "StableLM 2 1.6B, Zephyr 3B",
+    (StableLmForCausalLM,),
+    "LayerNorm, partial RoPE; attention and feed-forward in parallel if config.json says so",
+    other_names={"StableLMEpochForCausalLM": StableLmForCausalLM},
+)
