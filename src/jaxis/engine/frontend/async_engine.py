@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxis.engine.frontend.engine_client import (
     EngineCallbacks,
@@ -22,6 +23,7 @@ from jaxis.engine.frontend.engine_client import (
     EngineStats,
     RequestState,
     Submission,
+    WorkerClient,
 )
 from jaxis.engine.frontend.output_stream import OutputStream, StreamWaker
 from jaxis.errors import DeadlineExceededError, EngineError, OverloadedError, RequestError, UnavailableError
@@ -30,12 +32,158 @@ from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from jaxis.engine.grammar.compiler import GrammarCompiler
     from jaxis.engine.grammar.delayed_grammar import Grammar
 
 JOIN_SECONDS = 10.0
 DESCRIBE_SECONDS = 10.0
 
 _logger = logging.getLogger(__name__)
+
+
+class AsyncEngine(ABC):
+    """Serves coroutines of one event loop with an engine of any kind.
+
+    Call `start` in the loop before anything else, and `shutdown` at the end.
+
+    Attributes:
+      info, tokenizer: The engine's; see `WorkerClient`.
+      max_sequences: Most sequences to hold, running and queued.
+      failure: Why the engine has ended for good; None while it has not.
+      grammar_compiler: Compiles `structured_outputs`; None if the engine generates nothing.
+      unit: What clients call sequences.
+      advice: How to ask for fewer.
+
+    Args:
+      engine: The engine.
+      max_sequences: See above.
+      stall_seconds: How long a step may take before `is_making_progress` is False, beyond the time that it waits for
+        a program to compile.
+    """
+
+    unit: ClassVar[str]
+    advice: ClassVar[str]
+    grammar_compiler: GrammarCompiler | None = None
+
+    def __init__(self, engine: WorkerClient, *, max_sequences: int, stall_seconds: float) -> None:
+        self._worker = engine
+        self.info = engine.info
+        self.tokenizer = engine.tokenizer
+        self.max_sequences = max_sequences
+        self._stall_seconds = stall_seconds
+        self._num_reserved = 0
+        self.failure: EngineError | None = None
+        self._closed: UnavailableError | None = None
+        self._interruption: UnavailableError | None = None
+        self._all_released = asyncio.Event()
+        self._all_released.set()
+
+    @abstractmethod
+    def fail_all(self, error: Exception) -> None:
+        """Ends every request with an error."""
+
+    @abstractmethod
+    def deliver(self, new: Any) -> None:
+        """Hands the outputs of a step to the coroutines that wait for them."""
+
+    def check_open(self) -> None:
+        """Raises UnavailableError if the engine takes no more requests."""
+        if self._closed is not None:
+            raise self._closed
+
+    def start(self) -> None:
+        """Starts the engine; its outputs go to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        callbacks = EngineCallbacks(self.deliver, self._interrupt, self._resume, self._fail)
+        self._worker.connect(self._loop, callbacks)
+
+    @contextmanager
+    def reserve(self, num_sequences: int = 1) -> Iterator[None]:
+        """Reserves places for sequences while the block runs, which covers a request from preprocessing to its end.
+
+        Raises:
+          RequestError: More sequences than the engine has places.
+          OverloadedError: Not enough free places.
+          UnavailableError: The engine takes no more requests.
+        """
+        self.check_open()
+        if num_sequences > self.max_sequences:
+            raise RequestError(
+                f"the request asks for {num_sequences} {self.unit}, and this server holds at most "
+                f"{self.max_sequences}: {self.advice}"
+            )
+        if self._num_reserved + num_sequences > self.max_sequences:
+            raise OverloadedError(f"the server is busy with {self._num_reserved} {self.unit}: try again later")
+        self._num_reserved += num_sequences
+        self._all_released.clear()
+        try:
+            yield
+        finally:
+            self._num_reserved -= num_sequences
+            if self._num_reserved == 0:
+                self._all_released.set()
+
+    @property
+    def is_making_progress(self) -> bool:
+        """Whether the engine is alive and, if it has work, has lately completed a step or is compiling one."""
+        return self._closed is None and self._worker.is_making_progress(self._stall_seconds)
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether new requests are taken."""
+        return self._closed is None
+
+    @property
+    def num_reserved(self) -> int:
+        """Completions that run or wait, those whose prompts are still being prepared included."""
+        return self._num_reserved
+
+    def stats(self) -> EngineStats:
+        """The engine after a recent step."""
+        return self._worker.stats
+
+    async def drain(self, deadline_seconds: float) -> None:
+        """Stops taking requests, and returns when the running ones have ended, or at the deadline.
+
+        Requests that are unfinished at the deadline fail with UnavailableError.
+        """
+        self._closed = self._closed or UnavailableError("the server is shutting down: send the request to another one")
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                await self._all_released.wait()
+        except TimeoutError:
+            self.fail_all(UnavailableError("the server shut down before the answer was complete"))
+
+    def reset_prefix_cache(self) -> None:
+        """Makes requests that come from now on find nothing that was computed before; running ones go on.
+
+        Raises:
+          UnavailableError: The engine takes no more requests.
+        """
+        self.check_open()
+
+    async def shutdown(self) -> None:
+        """Ends every request, and the engine's process or thread; see `EngineClient.stop`."""
+        self._closed = self._closed or UnavailableError("the server is shutting down: send the request to another one")
+        self.fail_all(self._closed)
+        if not await asyncio.to_thread(self._worker.stop, JOIN_SECONDS):
+            _logger.error("the engine's step did not end within %g s and was abandoned", JOIN_SECONDS)
+
+    def _interrupt(self, error: BaseException) -> None:
+        self._interruption = UnavailableError(
+            f"{_reason(error)}; the engine is being started again: send the request again in a while"
+        )
+        self._closed = self._closed or self._interruption
+        self.fail_all(self._interruption)
+
+    def _resume(self) -> None:
+        if self._closed is self._interruption:
+            self._closed = None
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = EngineError(f"the engine has failed and must be restarted: {_reason(error)}")
+        self._closed = UnavailableError(str(self.failure))
+        self.fail_all(self._closed)
 
 
 @dataclass(frozen=True)
@@ -57,36 +205,22 @@ class UnfinishedRequest:
     arrival: float = field(default_factory=time.monotonic)
 
 
-class AsyncLLMEngine:
-    """Serves coroutines of one event loop.
-
-    Call `start` in the loop before anything else, and `shutdown` at the end.
-
-    Attributes:
-      info, tokenizer, grammar_compiler: The engine's; see `EngineClient`.
-      max_sequences: Most sequences to hold, running and queued.
-      failure: Why the engine has ended for good; None while it has not.
+class AsyncLLMEngine(AsyncEngine):
+    """Generates; see `AsyncEngine`.
 
     Args:
       engine: The engine.
       max_queued: Most sequences to hold beyond those that can run at once.
-      stall_seconds: How long a step may take before `is_making_progress` is False, beyond the time that it waits for
-        a program to compile.
+      stall_seconds: See `AsyncEngine`.
     """
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        *,
-        max_queued: int,
-        stall_seconds: float,
-    ) -> None:
+    unit = "completions"
+    advice = "send fewer prompts at a time, or lower n"
+
+    def __init__(self, engine: EngineClient, *, max_queued: int, stall_seconds: float) -> None:
+        super().__init__(engine, max_sequences=engine.info.max_num_seqs + max_queued, stall_seconds=stall_seconds)
         self._engine = engine
-        self.info = engine.info
-        self.tokenizer = engine.tokenizer
         self.grammar_compiler = engine.grammar_compiler
-        self.max_sequences = self.info.max_num_seqs + max_queued
-        self._stall_seconds = stall_seconds
         # The engine's ids are never reused, but a request's own id may be, as soon as it was aborted: what
         # the engine still sends for the first request must not reach the second.
         self._streams: dict[str, OutputStream] = {}  # by the engine's ids
@@ -94,46 +228,11 @@ class AsyncLLMEngine:
         self._descriptions: list[asyncio.Future[list[RequestState]]] = []
         self._engine_ids: dict[str, str] = {}  # by the requests' own ids
         self._num_requests = 0
-        self._num_reserved = 0
-        self.failure: EngineError | None = None
-        self._closed: UnavailableError | None = None
-        self._interruption: UnavailableError | None = None
-        self._all_released = asyncio.Event()
-        self._all_released.set()
 
     def start(self) -> None:
-        """Starts the engine; its outputs go to the running event loop."""
-        self._loop = asyncio.get_running_loop()
-        self._waker = StreamWaker(self._loop)
-        callbacks = EngineCallbacks(self._deliver, self._interrupt, self._resume, self._fail)
-        self._engine.connect(self._loop, callbacks)
-
-    @contextmanager
-    def reserve(self, num_sequences: int = 1) -> Iterator[None]:
-        """Reserves places for sequences while the block runs, which covers a request from preprocessing to its end.
-
-        Raises:
-          RequestError: More sequences than the engine has places.
-          OverloadedError: Not enough free places.
-          UnavailableError: The engine takes no more requests.
-        """
-        if self._closed is not None:
-            raise self._closed
-        if num_sequences > self.max_sequences:
-            raise RequestError(
-                f"the request asks for {num_sequences} completions, and this server holds at most "
-                f"{self.max_sequences}: send fewer prompts at a time, or lower n"
-            )
-        if self._num_reserved + num_sequences > self.max_sequences:
-            raise OverloadedError(f"the server is busy with {self._num_reserved} completions: try again later")
-        self._num_reserved += num_sequences
-        self._all_released.clear()
-        try:
-            yield
-        finally:
-            self._num_reserved -= num_sequences
-            if self._num_reserved == 0:
-                self._all_released.set()
+        """See `AsyncEngine.start`."""
+        self._waker = StreamWaker(asyncio.get_running_loop())
+        super().start()
 
     async def generate(
         self,
@@ -169,8 +268,7 @@ class AsyncLLMEngine:
           DeadlineExceededError: `timeout_seconds` have passed.
           UnavailableError: The engine takes no more requests, or was shut down meanwhile.
         """
-        if self._closed is not None:
-            raise self._closed
+        self.check_open()
         if request_id in self._engine_ids:
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
         self._num_requests += 1
@@ -204,13 +302,8 @@ class AsyncLLMEngine:
             self._engine.abort(self._engine_ids[request_id])
 
     def reset_prefix_cache(self) -> None:
-        """Makes requests that come from now on find nothing in the prefix cache; running ones go on.
-
-        Raises:
-          UnavailableError: The engine takes no more requests.
-        """
-        if self._closed is not None:
-            raise self._closed
+        """See `AsyncEngine.reset_prefix_cache`."""
+        super().reset_prefix_cache()
         self._engine.reset_prefix_cache()
 
     async def describe(self) -> list[tuple[UnfinishedRequest, RequestState | None]]:
@@ -222,8 +315,7 @@ class AsyncLLMEngine:
           UnavailableError: The engine takes no more requests.
           TimeoutError: The engine's step takes longer than DESCRIBE_SECONDS, as one does that waits for a compiler.
         """
-        if self._closed is not None:
-            raise self._closed
+        self.check_open()
         found = self._loop.create_future()
         self._descriptions.append(found)
         self._engine.describe()
@@ -231,57 +323,15 @@ class AsyncLLMEngine:
             states = {state.request_id: state for state in await found}
         return [(request, states.get(engine_id)) for engine_id, request in self._requests.items()]
 
-    @property
-    def is_making_progress(self) -> bool:
-        """Whether the engine is alive and, if it has work, has lately completed a step or is compiling one."""
-        return self._closed is None and self._engine.is_making_progress(self._stall_seconds)
-
-    @property
-    def is_accepting(self) -> bool:
-        """Whether new requests are taken."""
-        return self._closed is None
-
-    @property
-    def num_reserved(self) -> int:
-        """Completions that run or wait, those whose prompts are still being prepared included."""
-        return self._num_reserved
-
-    def stats(self) -> EngineStats:
-        """The engine after a recent step."""
-        return self._engine.stats
-
-    async def drain(self, deadline_seconds: float) -> None:
-        """Stops taking requests, and returns when the running ones have ended, or at the deadline.
-
-        Requests that are unfinished at the deadline fail with UnavailableError.
-        """
-        self._closed = self._closed or UnavailableError("the server is shutting down: send the request to another one")
-        try:
-            async with asyncio.timeout(deadline_seconds):
-                await self._all_released.wait()
-        except TimeoutError:
-            self._fail_streams(UnavailableError("the server shut down before the answer was complete"))
-
-    async def shutdown(self) -> None:
-        """Ends every request, and the engine's process or thread; see `EngineClient.stop`."""
-        self._closed = self._closed or UnavailableError("the server is shutting down: send the request to another one")
-        self._fail_streams(self._closed)
-        if not await asyncio.to_thread(self._engine.stop, JOIN_SECONDS):
-            _logger.error("the engine's step did not end within %g s and was abandoned", JOIN_SECONDS)
-
-    def _expire(self, engine_id: str, timeout_seconds: float) -> None:
-        stream = self._streams.get(engine_id)
-        if stream is not None and not stream.ended:
-            stream.fail(DeadlineExceededError(f"the request was aborted: it took longer than {timeout_seconds:g} s"))
-            self._engine.abort(engine_id)
-
-    def _fail_streams(self, error: Exception) -> None:
+    def fail_all(self, error: Exception) -> None:
+        """See `AsyncEngine.fail_all`."""
         for engine_id, stream in self._streams.items():
             if not stream.ended:
                 stream.fail(error)
                 self._engine.abort(engine_id)
 
-    def _deliver(self, new: EngineOutputs) -> None:
+    def deliver(self, new: EngineOutputs) -> None:
+        """See `AsyncEngine.deliver`."""
         if new.states is not None:
             for waiting in self._descriptions:
                 if not waiting.done():
@@ -302,21 +352,11 @@ class AsyncLLMEngine:
                 streams.append(stream)
         self._waker.wake(streams)
 
-    def _interrupt(self, error: BaseException) -> None:
-        self._interruption = UnavailableError(
-            f"{_reason(error)}; the engine is being started again: send the request again in a while"
-        )
-        self._closed = self._closed or self._interruption
-        self._fail_streams(self._interruption)
-
-    def _resume(self) -> None:
-        if self._closed is self._interruption:
-            self._closed = None
-
-    def _fail(self, error: BaseException) -> None:
-        self.failure = EngineError(f"the engine has failed and must be restarted: {_reason(error)}")
-        self._closed = UnavailableError(str(self.failure))
-        self._fail_streams(self._closed)
+    def _expire(self, engine_id: str, timeout_seconds: float) -> None:
+        stream = self._streams.get(engine_id)
+        if stream is not None and not stream.ended:
+            stream.fail(DeadlineExceededError(f"the request was aborted: it took longer than {timeout_seconds:g} s"))
+            self._engine.abort(engine_id)
 
 
 def _reason(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from jaxis.engine.drafting.draft_counts import DraftCounts
 from jaxis.engine.kv_connector import TierStats
@@ -39,6 +39,7 @@ class EngineInfo:
       num_parameters: The model's.
       weight_type: How most of its parameters are stored; see `model_size`.
       fingerprint: Names all that the engine's answers depend on; see `engine_fingerprint`. Empty if unknown.
+      capabilities: What the model does, in the words of most APIs.
     """
 
     model_folder: str
@@ -54,6 +55,7 @@ class EngineInfo:
     num_parameters: int = 0
     weight_type: str = ""
     fingerprint: str = ""
+    capabilities: tuple[str, ...] = ("completion",)
 
     @classmethod
     def of(cls, built: BuiltEngine) -> EngineInfo:
@@ -208,30 +210,28 @@ class EngineCallbacks:
     """What an engine calls in the event loop.
 
     Attributes:
-      deliver: With the outputs of a step.
+      deliver: With the outputs of a step: `EngineOutputs`, if the engine generates.
       interrupt: With an error, when every request was lost, and the engine is being started again.
       resume: When the engine has been started again.
       fail: With the error that ended the engine for good.
     """
 
-    deliver: Callable[[EngineOutputs], None]
+    deliver: Callable[[Any], None]
     interrupt: Callable[[BaseException], None]
     resume: Callable[[], None]
     fail: Callable[[BaseException], None]
 
 
-class EngineClient(Protocol):
-    """An engine as seen from an event loop.
+class WorkerClient(Protocol):
+    """An engine of any kind as seen from an event loop.
 
     Attributes:
       info: Facts about the engine.
       tokenizer: The checkpoint's.
-      grammar_compiler: Compiles `structured_outputs`; may be used from other threads.
     """
 
     info: EngineInfo
     tokenizer: Tokenizer | None
-    grammar_compiler: GrammarCompiler
 
     @property
     def stats(self) -> EngineStats:
@@ -247,20 +247,8 @@ class EngineClient(Protocol):
         """
         ...
 
-    def add(self, submission: Submission) -> None:
-        """Queues a request; if it cannot be honoured, its error is delivered."""
-        ...
-
     def abort(self, request_id: str) -> None:
-        """Ends a request if it is unfinished; its last output is delivered, with finish_reason "abort"."""
-        ...
-
-    def reset_prefix_cache(self) -> None:
-        """Makes requests that are added from now on find nothing that was computed before."""
-        ...
-
-    def describe(self) -> None:
-        """Has the states of all requests delivered."""
+        """Ends a request if it is unfinished; what is delivered of it afterwards is the engine's to say."""
         ...
 
     def stop(self, timeout_seconds: float) -> bool:
@@ -272,4 +260,30 @@ class EngineClient(Protocol):
 
     def is_making_progress(self, stall_seconds: float) -> bool:
         """Whether the engine is alive and, if it has work, has lately completed a step; see `EngineThread`."""
+        ...
+
+
+class EngineClient(WorkerClient, Protocol):
+    """An engine that generates.
+
+    Attributes:
+      grammar_compiler: Compiles `structured_outputs`; may be used from other threads.
+    """
+
+    grammar_compiler: GrammarCompiler
+
+    def add(self, submission: Submission) -> None:
+        """Queues a request; if it cannot be honoured, its error is delivered."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request if it is unfinished; its last output is delivered, with finish_reason "abort"."""
+        ...
+
+    def describe(self) -> None:
+        """Has the states of all requests delivered."""
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """Makes requests that are added from now on find nothing that was computed before."""
         ...

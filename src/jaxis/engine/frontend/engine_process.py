@@ -18,13 +18,23 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
 
 from jaxis.engine.frontend import wire
-from jaxis.engine.frontend.engine_client import EngineCallbacks, EngineClient, EngineInfo, EngineStats, Submission
+from jaxis.engine.frontend.engine_client import (
+    EngineCallbacks,
+    EngineClient,
+    EngineInfo,
+    EngineOutputs,
+    EngineStats,
+    Submission,
+)
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.errors import EngineError, JaxisError
@@ -51,18 +61,22 @@ class EngineChild:
       reports: Splits what the process sends.
 
     Args:
-      settings: The line that `engine_worker` reads.
+      module: What the process runs.
+      reports: Decodes what it sends.
+      settings: The line that it reads.
       waits: Whether it waits for `admit` before it reads its weights.
     """
 
-    def __init__(self, settings: bytes, *, waits: bool = False) -> None:
+    def __init__(
+        self, module: str, reports: msgspec.msgpack.Decoder[Any], settings: bytes, *, waits: bool = False
+    ) -> None:
         self.connection, theirs = socket.socketpair()
-        self.reports = MessageReader(wire.REPORTS)
+        self.reports = MessageReader(reports)
         for end in (self.connection, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "jaxis.engine.frontend.engine_worker", str(theirs.fileno())],
+                [sys.executable, "-m", module, str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
             )
@@ -89,7 +103,7 @@ class EngineChild:
           EngineError: The process ended before the engine was built.
         """
         while data := self.connection.recv(RECEIVE_BYTES):
-            for report in self.reports.feed(data):
+            for report in list(self.reports.feed(data)):  # all of them, so that none comes again later
                 if isinstance(report, wire.EngineFailed):
                     raise report.error()
                 if isinstance(report, wire.LoadPlanned):
@@ -147,15 +161,16 @@ class LogSettings:
     level: int
 
 
-class EngineProcess(EngineClient):
-    """Starts an engine process, and is an `EngineClient` of it.
+class WorkerProcess(ABC):
+    """Starts the process of an engine of any kind, and is a `WorkerClient` of it.
 
     If the process ends, or its engine fails for good, the requests in it are lost, and another process is started: at
     most `max_restarts` times within RESTART_WINDOW_SECONDS.
 
     Attributes:
       info, tokenizer: The engine's.
-      grammar_compiler: Checks grammars here; the engine's process compiles them again for itself.
+      module: What the process runs; see `serve_parent`.
+      reports: Decodes what it sends: an `EngineReady`, `EngineFailed`s, `Heartbeat`s and what else its kind has.
 
     Args:
       arguments: Those of `EngineArgs`.
@@ -170,6 +185,9 @@ class EngineProcess(EngineClient):
       JaxisError: What building the engine raised.
       EngineError: The process ended before the engine was built.
     """
+
+    module: ClassVar[str]
+    reports: ClassVar[msgspec.msgpack.Decoder[Any]]
 
     def __init__(
         self,
@@ -190,15 +208,13 @@ class EngineProcess(EngineClient):
         self._waits = shared is not None
         self._max_restarts = MAX_RESTARTS if max_restarts is None else max_restarts
         self._settings = json.dumps(settings).encode()
-        self._child = EngineChild(self._settings, waits=self._waits)
+        self._child = self._start_child()
         try:
             self.info = self._child.wait_until_ready(admit)
             self.tokenizer = read_tokenizer(Path(self.info.model_folder), arguments.get("chat_template"))
         except BaseException:
             self._child.kill()
             raise
-        self.grammar_compiler = GrammarCompiler(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids)
-        self.grammar_compiler.prepare()
         self._unsent = bytearray()
         self._heartbeat = wire.Heartbeat(True, EngineStats())
         self._heartbeat_time = time.monotonic()
@@ -210,8 +226,12 @@ class EngineProcess(EngineClient):
         # Started here, since a thread hands its priority on, and the event loop's may be lowered.
         threading.Thread(target=self._start_when_lost, name="jaxis-restart", daemon=True).start()
 
+    @abstractmethod
+    def delivery_of(self, report: Any) -> Any:
+        """What is delivered of a report of the outputs of a step."""
+
     def connect(self, loop: asyncio.AbstractEventLoop, callbacks: EngineCallbacks) -> None:
-        """See `EngineClient.connect`."""
+        """See `WorkerClient.connect`."""
         self._loop = loop
         self._callbacks = callbacks
         self._listen()
@@ -226,21 +246,18 @@ class EngineProcess(EngineClient):
         """The engine at the last heartbeat."""
         return self._heartbeat.stats
 
-    def add(self, submission: Submission) -> None:
-        """See `EngineClient.add`."""
-        self._send(wire.AddRequest.of(submission))
-
     def abort(self, request_id: str) -> None:
-        """See `EngineClient.abort`."""
-        self._send(wire.AbortRequest(request_id))
+        """See `WorkerClient.abort`."""
+        self.send(wire.AbortRequest(request_id))
 
-    def reset_prefix_cache(self) -> None:
-        """See `EngineClient.reset_prefix_cache`."""
-        self._send(wire.ResetPrefixCache())
-
-    def describe(self) -> None:
-        """See `EngineClient.describe`."""
-        self._send(wire.DescribeRequests())
+    def send(self, command: msgspec.Struct) -> None:
+        """Sends a command; it is lost if the process is not up, whose requests have failed or will."""
+        if not self._is_up or self._stopping.is_set():
+            return
+        was_empty = not self._unsent
+        self._unsent += to_frame(command)
+        if was_empty:
+            self._send_rest()
 
     def stop(self, timeout_seconds: float) -> bool:
         """Ends the process; returns whether it exited by itself in time. May be called from another thread."""
@@ -255,20 +272,15 @@ class EngineProcess(EngineClient):
             return False
         return self._heartbeat.is_making_progress
 
+    def _start_child(self) -> EngineChild:
+        return EngineChild(self.module, self.reports, self._settings, waits=self._waits)
+
     def _listen(self) -> None:
         self._child.connection.setblocking(False)
         self._heartbeat = wire.Heartbeat(True, EngineStats())
         self._heartbeat_time = time.monotonic()
         self._is_up = True
         self._loop.add_reader(self._child.connection.fileno(), self._receive)
-
-    def _send(self, command: wire.Command) -> None:
-        if not self._is_up or self._stopping.is_set():
-            return
-        was_empty = not self._unsent
-        self._unsent += to_frame(command)
-        if was_empty:
-            self._send_rest()
 
     def _send_rest(self) -> None:
         try:
@@ -301,16 +313,16 @@ class EngineProcess(EngineClient):
             if self._is_up:
                 self._take(report)
 
-    def _take(self, report: wire.Report) -> None:
-        if isinstance(report, wire.StepOutputs):
-            self._callbacks.deliver(report.engine_outputs())
-        elif isinstance(report, wire.Heartbeat):
+    def _take(self, report: Any) -> None:
+        if isinstance(report, wire.Heartbeat):
             self._heartbeat = report
             self._heartbeat_time = time.monotonic()
         elif isinstance(report, wire.EngineFailed):
             self._hang_up()
             self._child.kill()
             self._restart(f"it failed ({report.error()})")
+        else:
+            self._callbacks.deliver(self.delivery_of(report))
 
     def _hang_up(self) -> None:
         self._is_up = False
@@ -345,7 +357,7 @@ class EngineProcess(EngineClient):
             if self._stopping.is_set():
                 return
             self._child.connection.close()
-            self._child = EngineChild(self._settings, waits=self._waits)
+            self._child = self._start_child()
         try:
             self._child.wait_until_ready()
         except (JaxisError, OSError) as error:
@@ -362,3 +374,38 @@ class EngineProcess(EngineClient):
         _logger.info("the engine runs again, %.1f s after it was lost", time.monotonic() - lost_time)
         self._listen()
         self._callbacks.resume()
+
+
+class EngineProcess(WorkerProcess, EngineClient):
+    """An engine process that generates.
+
+    Attributes:
+      grammar_compiler: Checks grammars here; the engine's process compiles them again for itself.
+
+    Args:
+      arguments, **settings: See `WorkerProcess`.
+    """
+
+    module = "jaxis.engine.frontend.engine_worker"
+    reports = wire.REPORTS
+
+    def __init__(self, arguments: Mapping[str, Any], **settings: Any) -> None:
+        super().__init__(arguments, **settings)
+        self.grammar_compiler = GrammarCompiler(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids)
+        self.grammar_compiler.prepare()
+
+    def delivery_of(self, report: wire.StepOutputs) -> EngineOutputs:
+        """See `WorkerProcess.delivery_of`."""
+        return report.engine_outputs()
+
+    def add(self, submission: Submission) -> None:
+        """See `EngineClient.add`."""
+        self.send(wire.AddRequest.of(submission))
+
+    def describe(self) -> None:
+        """See `EngineClient.describe`."""
+        self.send(wire.DescribeRequests())
+
+    def reset_prefix_cache(self) -> None:
+        """See `EngineClient.reset_prefix_cache`."""
+        self.send(wire.ResetPrefixCache())

@@ -16,8 +16,11 @@ import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import psutil
 
 from jaxis.engine.frontend import wire
@@ -28,8 +31,11 @@ from jaxis.host.channel import MessageReader, to_frame
 from jaxis.host.threads import run_in_daemon
 
 if TYPE_CHECKING:
+    from jaxis.engine.arguments import EngineArgs
     from jaxis.engine.grammar.delayed_grammar import Grammar
+    from jaxis.engine.memory_budget import MemoryBudget
     from jaxis.engine.setup import BuiltEngine
+    from jaxis.host.progress import ProgressDisplay
     from jaxis.structured_outputs import StructuredOutputs
 
 RECEIVE_BYTES = 1 << 20
@@ -38,7 +44,69 @@ STOP_SECONDS = 10.0
 _logger = logging.getLogger(__name__)
 
 
-class EngineWorker:
+class Worker(ABC):
+    """Passes messages between a socket and the thread of an engine of any kind.
+
+    Args:
+      connection: To the server's process.
+      commands: Decodes what that sends.
+      stall_seconds: How long a step may take.
+    """
+
+    def __init__(self, connection: socket.socket, commands: msgspec.msgpack.Decoder[Any], stall_seconds: float) -> None:
+        self._connection, self._commands = connection, commands
+        self._stall_seconds = stall_seconds
+        self._send_lock = threading.Lock()
+        self._ended = threading.Event()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts the engine's thread."""
+
+    @abstractmethod
+    def carry_out(self, command: Any) -> None:
+        """Has the engine's thread do what the server's process says."""
+
+    @abstractmethod
+    def heartbeat(self) -> wire.Heartbeat:
+        """How the engine is."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends the engine's thread."""
+
+    def run(self) -> None:
+        """Serves until the server closes its end of the connection."""
+        self.start()
+        threading.Thread(target=self._send_heartbeats, name="jaxis-heartbeat", daemon=True).start()
+        commands = MessageReader(self._commands)
+        while data := self._connection.recv(RECEIVE_BYTES):
+            for command in commands.feed(data):
+                self.carry_out(command)
+        self._ended.set()
+        self.stop()
+
+    def send(self, report: msgspec.Struct) -> None:
+        """Sends a report to the server's process."""
+        try:
+            with self._send_lock:
+                self._connection.sendall(to_frame(report))
+        except OSError:
+            _logger.debug("the server's process has ended")
+
+    def send_failure(self, error: BaseException) -> None:
+        """Says that the engine has failed for good."""
+        self.send(wire.EngineFailed.of(error))
+
+    def _send_heartbeats(self) -> None:
+        process = psutil.Process()
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            beat = self.heartbeat()
+            stats = dataclasses.replace(beat.stats, process_memory_bytes=process.memory_info().rss)
+            self.send(wire.Heartbeat(beat.is_making_progress, stats))
+
+
+class EngineWorker(Worker):
     """Passes messages between a socket and an engine's thread.
 
     Args:
@@ -48,12 +116,9 @@ class EngineWorker:
     """
 
     def __init__(self, built: BuiltEngine, connection: socket.socket, stall_seconds: float) -> None:
+        super().__init__(connection, wire.COMMANDS, stall_seconds)
         self._engine, self._hosts = built.engine, built.hosts
-        self._connection = connection
-        self._stall_seconds = stall_seconds
-        self._send_lock = threading.Lock()
-        self._ended = threading.Event()
-        self._thread = EngineThread(built.engine, built.hosts, self._send_outputs, self._send_failure)
+        self._thread = EngineThread(built.engine, built.hosts, self._send_outputs, self.send_failure)
         built.hosts.when_lost(self._end_with_failure, stall_seconds)
         built.engine.grammar_compiler.prepare()
         # Requests whose grammar is being compiled, and which of those were aborted meanwhile.
@@ -61,20 +126,18 @@ class EngineWorker:
         self._aborted: set[str] = set()
         self._lock = threading.Lock()
 
-    def run(self) -> None:
-        """Serves until the server closes its end of the connection."""
+    def start(self) -> None:
+        """See `Worker.start`."""
         self._thread.start()
-        threading.Thread(target=self._send_heartbeats, name="jaxis-heartbeat", daemon=True).start()
-        commands = MessageReader(wire.COMMANDS)
-        while data := self._connection.recv(RECEIVE_BYTES):
-            for command in commands.feed(data):
-                self._carry_out(command)
-        self._ended.set()
+
+    def stop(self) -> None:
+        """See `Worker.stop`."""
         if self._thread.stop(STOP_SECONDS):
             self._engine.connector.close()
         self._hosts.end()
 
-    def _carry_out(self, command: wire.Command) -> None:
+    def carry_out(self, command: wire.Command) -> None:
+        """See `Worker.carry_out`."""
         if isinstance(command, wire.AbortRequest):
             with self._lock:
                 if command.request_id in self._compiling:
@@ -115,37 +178,22 @@ class EngineWorker:
         if error is not None:
             self._send_outputs(EngineOutputs(errors=[(request_id, error)]))
 
-    def _send_outputs(self, new: EngineOutputs) -> None:
-        self._send(wire.StepOutputs.of(new))
+    def heartbeat(self) -> wire.Heartbeat:
+        """See `Worker.heartbeat`."""
+        if self._thread.is_stalled(self._stall_seconds):
+            # Devices that wait for each other do so forever. With one host, the server's process decides.
+            self._hosts.give_up(f"a step has taken more than {self._stall_seconds:g} s")
+        # Other engines get blocks between steps too.
+        stats = dataclasses.replace(self._thread.stats, kv_tiers=self._engine.connector.stats)
+        return wire.Heartbeat(self._thread.is_making_progress(self._stall_seconds), stats)
 
-    def _send_failure(self, error: BaseException) -> None:
-        self._send(wire.EngineFailed.of(error))
+    def _send_outputs(self, new: EngineOutputs) -> None:
+        self.send(wire.StepOutputs.of(new))
 
     def _end_with_failure(self, error: BaseException) -> None:
         """Ends this process; a step that waits for a lost host may never return."""
-        self._send_failure(error)
+        self.send_failure(error)
         os._exit(1)
-
-    def _send_heartbeats(self) -> None:
-        process = psutil.Process()
-        while not self._ended.wait(HEARTBEAT_SECONDS):
-            if self._thread.is_stalled(self._stall_seconds):
-                # Devices that wait for each other do so forever. With one host, the server's process decides.
-                self._hosts.give_up(f"a step has taken more than {self._stall_seconds:g} s")
-            # Other engines get blocks between steps too.
-            stats = dataclasses.replace(
-                self._thread.stats,
-                kv_tiers=self._engine.connector.stats,
-                process_memory_bytes=process.memory_info().rss,
-            )
-            self._send(wire.Heartbeat(self._thread.is_making_progress(self._stall_seconds), stats))
-
-    def _send(self, report: wire.Report) -> None:
-        try:
-            with self._send_lock:
-                self._connection.sendall(to_frame(report))
-        except OSError:
-            _logger.debug("the server's process has ended")
 
 
 def end_with(connection: socket.socket, is_served: threading.Event) -> None:
@@ -164,8 +212,30 @@ def _wait_for_memory(connection: socket.socket, num_bytes: int) -> None:
         os._exit(1)
 
 
-def main() -> None:
-    """Builds the engine that the first line on stdin describes, and serves it."""
+class BuildWorker(Protocol):
+    """Builds an engine of some kind."""
+
+    def __call__(
+        self,
+        args: EngineArgs,
+        progress: ProgressDisplay,
+        *,
+        shared: MemoryBudget | None,
+        admit: Callable[[int], None] | None,
+    ) -> tuple[msgspec.Struct, Callable[[socket.socket, float], Worker]]:
+        """The report that it is ready, and what makes its worker of a connection and of how long a step may take.
+
+        Args:
+          args: The engine's arguments.
+          progress: Shows what is going on.
+          shared: The host's memory where other engines share it; see `build_engine`.
+          admit: Called with the bytes of memory that it will take, before it reads its weights.
+        """
+        ...
+
+
+def serve_parent(build: BuildWorker) -> None:
+    """Builds the engine that the first line on stdin describes, and serves it to the process that wrote the line."""
     # The server's process decides when to end. A signal sent to both must not cut off the requests that it drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -180,7 +250,6 @@ def main() -> None:
         set_up_logs(**settings["log"])
     from jaxis.engine.arguments import EngineArgs
     from jaxis.engine.memory_budget import MemoryBudget
-    from jaxis.engine.setup import build_engine
     from jaxis.host.progress import ProgressDisplay
 
     progress = ProgressDisplay()
@@ -188,18 +257,31 @@ def main() -> None:
     if settings.get("shared") is not None:
         shared, admit = MemoryBudget(**settings["shared"]), functools.partial(_wait_for_memory, connection)
     try:
-        built = build_engine(EngineArgs(**settings["engine"]), progress, shared=shared, admit=admit)
+        ready, make_worker = build(EngineArgs(**settings["engine"]), progress, shared=shared, admit=admit)
     except JaxisError as error:
         connection.sendall(to_frame(wire.EngineFailed.of(error)))
         return
     # What start-up made stays: a collection need not look at it again.
     gc.collect()
     gc.freeze()
-    connection.sendall(to_frame(wire.EngineReady(EngineInfo.of(built))))
+    connection.sendall(to_frame(ready))
     is_served.set()
     with progress.silent():
-        EngineWorker(built, connection, settings["stall_seconds"]).run()
+        make_worker(connection, settings["stall_seconds"]).run()
+
+
+def _build(
+    args: EngineArgs,
+    progress: ProgressDisplay,
+    *,
+    shared: MemoryBudget | None,
+    admit: Callable[[int], None] | None,
+) -> tuple[wire.EngineReady, Callable[[socket.socket, float], Worker]]:
+    from jaxis.engine.setup import build_engine
+
+    built = build_engine(args, progress, shared=shared, admit=admit)
+    return wire.EngineReady(EngineInfo.of(built)), functools.partial(EngineWorker, built)
 
 
 if __name__ == "__main__":
-    main()
+    serve_parent(_build)

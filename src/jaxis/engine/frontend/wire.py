@@ -122,7 +122,7 @@ class EngineFailed(msgspec.Struct, tag="failed"):
 
     def error(self) -> JaxisError:
         """The error again."""
-        return _error(self.kind, self.message)
+        return error_of(self.kind, self.message)
 
 
 class RequestFailed(msgspec.Struct):
@@ -144,7 +144,7 @@ class RequestFailed(msgspec.Struct):
         """The error again."""
         if self.kind == RequestError.__name__:
             return RequestError(self.message, param=self.param)
-        return _error(self.kind, self.message)
+        return error_of(self.kind, self.message)
 
 
 class StepOutputs(msgspec.Struct, tag="step"):
@@ -182,7 +182,7 @@ REPORTS = msgspec.msgpack.Decoder(Report)
 """Decodes what the engine's process sends."""
 
 
-def _error(kind: str, message: str) -> JaxisError:
+def error_of(kind: str, message: str) -> JaxisError:
     """An error by its type's name; a type that is not jaxis's own becomes an EngineError."""
     error = _ERRORS.get(kind)
     return EngineError(f"{kind}: {message}") if error is None else error(message)
