@@ -62,6 +62,8 @@ from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.engine.frontend.engine_process import EngineProcess
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.host.logs import set_up_logs
+from jaxis.pooling.frontend.pooling_process import PoolingProcess
+from jaxis.pooling.kind import pools
 from jaxis.tokenizer import Tokenizer
 
 options = EngineOptions(quantization=sys.argv[1], kv_cache_memory="8MiB")

@@ -26,7 +26,8 @@ from jaxis.errors import ConfigError, EngineError, RequestError
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
 from jaxis.outputs import EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
-from jaxis.pooling.embedder import makes_vectors, open_embedder
+from jaxis.pooling.embedder import open_embedder
+from jaxis.pooling.kind import Runner, check_runner, makes_vectors
 from jaxis.prompt_extension import PromptExtension, compare_prompts
 from jaxis.prompts import (
     ContentFormat,
@@ -112,11 +113,10 @@ class LLM:
         *,
         show_progress: bool = True,
         needs_chat_template: bool = False,
-        runner: Literal["auto", "generate", "pooling"] = "auto",
+        runner: Runner = "auto",
         **arguments: Unpack[EngineKwargs],
     ) -> None:
-        if runner not in ("auto", "generate", "pooling"):
-            raise ConfigError(f"runner={runner!r} must be auto, generate or pooling")
+        check_runner(runner)
         name = None if model is None else str(model)
         translated = translate(name, arguments)
         args = EngineArgs(model=name, **translated.arguments)
@@ -127,7 +127,7 @@ class LLM:
         self._closed = False
         self._built = self._embedder = None
         opened = open_model(args)
-        if runner == "pooling" or (runner == "auto" and makes_vectors(opened)):
+        if runner == "pooling" or (runner == "auto" and makes_vectors(opened.path, opened.hf_config)):
             if needs_chat_template:
                 raise ConfigError(f"{args.model} makes vectors, so it cannot chat: use LLM.embed")
             self._embedder = open_embedder(args, opened, self._progress)
@@ -158,12 +158,12 @@ class LLM:
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The checkpoint's tokenizer, or None if it has none: prompts are then token ids."""
-        return self._engine.tokenizer if self._embedder is None else self._embedder.tokenizer
+        return self._engine.tokenizer if self._embedder is None else self._embedder.reader.tokenizer
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of a request, prompt and output together."""
-        return self._engine.max_model_len if self._embedder is None else self._embedder.max_tokens
+        return self._engine.max_model_len if self._embedder is None else self._embedder.reader.max_tokens
 
     @property
     def weight_bytes(self) -> int:

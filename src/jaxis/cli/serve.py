@@ -31,15 +31,17 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.host.extras import check_extra
+from jaxis.pooling.kind import Runner, pools
 
 if TYPE_CHECKING:
-    from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+    from jaxis.engine.frontend.async_engine import AsyncEngine
+    from jaxis.engine.frontend.engine_process import EngineProcess
     from jaxis.engine.memory_budget import MemoryBudget
+    from jaxis.pooling.frontend.pooling_process import PoolingProcess
     from jaxis.server.config import ServerConfig
     from jaxis.server.context import ServerParts
     from jaxis.server.run import DrainingServer
     from jaxis.server.several.settings import ModelSettings
-    from jaxis.tokenizer import Tokenizer
 
 
 @expand_options
@@ -57,6 +59,14 @@ def serve(
     limits: LimitOptions = LimitOptions(),  # noqa: B008
     hosts: HostOptions = HostOptions(),  # noqa: B008
     chat_template: ChatTemplate = None,
+    runner: Annotated[
+        Runner,
+        typer.Option(
+            metavar="auto|generate|pooling",
+            help="Generate text, or make vectors of texts; auto is what the checkpoint was made for.",
+            rich_help_panel="Engine",
+        ),
+    ] = "auto",
     seed: Annotated[
         int | None,
         typer.Option(
@@ -95,7 +105,7 @@ def serve(
             return
         check_extra("server", "jaxis serve")
         if several.models is not None or len(model or ()) > 1:
-            _check_several(server, hosts, kv_disk)
+            _check_several(server, hosts, kv_disk, runner)
             own = {"chat_template": chat_template, "seed": seed}
             groups = dataclasses.asdict(server) | dataclasses.asdict(limits) | dataclasses.asdict(engine)
             _serve_several(
@@ -105,11 +115,18 @@ def serve(
             only = model[0] if model else None
             arguments = {**engine.llm_arguments(), **hosts.llm_arguments(), "chat_template": chat_template}
             arguments |= kv_disk_arguments(kv_disk, arguments)
-            _serve_one(server, {"model": only, **arguments}, seed, _server_config(only, server, limits), debug=debug)
+            config = _server_config(only, server, limits)
+            _serve_one(server, {"model": only, **arguments}, seed, config, runner=runner, debug=debug)
 
 
 def _serve_one(
-    server: ServerOptions, given: Mapping[str, Any], seed: int | None, config: ServerConfig, *, debug: bool
+    server: ServerOptions,
+    given: Mapping[str, Any],
+    seed: int | None,
+    config: ServerConfig,
+    *,
+    runner: Runner,
+    debug: bool,
 ) -> None:
     # Checks everything that can fail before a minute of loading, not after it.
     server.check()
@@ -126,15 +143,17 @@ def _serve_one(
 
     allow_many_connections()
     with listen(server.host, server.port) as listener:
-        _serve(server, config, engine_arguments, listener, drawn_seed=drawn_seed, debug=debug)
+        _serve(server, config, engine_arguments, listener, drawn_seed=drawn_seed, runner=runner, debug=debug)
 
 
-def _check_several(server: ServerOptions, hosts: HostOptions, kv_disk: str | None) -> None:
+def _check_several(server: ServerOptions, hosts: HostOptions, kv_disk: str | None, runner: Runner) -> None:
     """Raises ConfigError for options that several models cannot have in common."""
     if hosts.nnodes > 1:
         raise ConfigError("--nnodes is for one model: give one MODEL")
     if kv_disk is not None:
         raise ConfigError("--kv-disk is for one model: give --kv-offloading-size and --kv-offloading-dir")
+    if runner != "auto":
+        raise ConfigError("--runner is for one model: of several, each does what it was made for")
     for option, value in (("--served-model-name", server.served_model_name), ("--model-alias", server.model_alias)):
         if value:
             raise ConfigError(f"{option} is for one model: give it to each in a file of --models")
@@ -154,17 +173,19 @@ def _serve_several(
     server.check()
     settings, pool_limits = read_models(models, several, options, config)
     with exit_on_interrupt():
-        from jaxis.engine.frontend.engine_process import EngineProcess, LogSettings
+        from jaxis.engine.frontend.engine_process import LogSettings
         from jaxis.host.logs import set_up_logs
         from jaxis.server.run import allow_many_connections, listen, make_models_server
         from jaxis.server.several.pool import ModelPool
 
         log = LogSettings(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
 
-        def start_engine(of_model: ModelSettings, shared: MemoryBudget, admit: Callable[[int], None]) -> EngineProcess:
+        def start_engine(
+            of_model: ModelSettings, shared: MemoryBudget, admit: Callable[[int], None]
+        ) -> EngineProcess | PoolingProcess:
             stall_seconds = of_model.config.stall_seconds
             arguments = of_model.engine_arguments
-            return EngineProcess(arguments, stall_seconds=stall_seconds, log=log, shared=shared, admit=admit)
+            return _start_process(arguments, "auto", stall_seconds=stall_seconds, log=log, shared=shared, admit=admit)
 
         pool = ModelPool(settings, pool_limits, start_engine)
         allow_many_connections()
@@ -201,18 +222,21 @@ def _serve(
     listener: socket.socket,
     *,
     drawn_seed: int | None,
+    runner: Runner,
     debug: bool,
 ) -> None:
     with exit_on_interrupt():
-        from jaxis.engine.frontend.async_engine import AsyncLLMEngine
-        from jaxis.engine.frontend.engine_process import EngineProcess, LogSettings
+        from jaxis.engine.frontend.engine_process import LogSettings
         from jaxis.host.logs import set_up_logs
+        from jaxis.server.one_model import behind_loop
         from jaxis.server.run import make_server
 
         log = LogSettings(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
-        process = EngineProcess(engine_arguments, stall_seconds=config.stall_seconds, log=log)
+        process = _start_process(engine_arguments, runner, stall_seconds=config.stall_seconds, log=log)
     set_up_logs(as_json=log.as_json, level=log.level)
-    engine = AsyncLLMEngine(process, max_queued=config.max_queued, stall_seconds=config.stall_seconds)
+    engine = behind_loop(process, config)
+    if "completion" not in engine.info.capabilities:
+        config, drawn_seed = dataclasses.replace(config, webui=False), None  # nobody chats with it
     tls = server.tls_files()
     uvicorn_server = make_server(engine, config, ssl_certfile=tls[0], ssl_keyfile=tls[1])
     host, port = listener.getsockname()[:2]
@@ -246,6 +270,17 @@ def _run(server: DrainingServer, config: ServerConfig, listener: socket.socket) 
     note("stopped")
 
 
+def _start_process(arguments: Mapping[str, Any], runner: Runner, **settings: Any) -> EngineProcess | PoolingProcess:
+    """Starts the process of a model, of the kind that it was made for or that was asked for."""
+    if pools(EngineArgs(**arguments), runner):
+        from jaxis.pooling.frontend.pooling_process import PoolingProcess
+
+        return PoolingProcess(arguments, **settings)
+    from jaxis.engine.frontend.engine_process import EngineProcess
+
+    return EngineProcess(arguments, **settings)
+
+
 def several_lines(
     models: Sequence[ModelSettings], config: ServerConfig, host: str, port: int, *, tls: bool
 ) -> list[str]:
@@ -266,7 +301,7 @@ def several_lines(
 
 
 def start_lines(
-    engine: AsyncLLMEngine, config: ServerConfig, host: str, port: int, *, tls: bool, seed: int | None = None
+    engine: AsyncEngine, config: ServerConfig, host: str, port: int, *, tls: bool, seed: int | None = None
 ) -> list[str]:
     """The message printed when the server starts: the model, what fits, where, and commands that work.
 
@@ -279,15 +314,20 @@ def start_lines(
       seed: The engine's, if it was drawn.
     """
     url = _url(host, port, tls=tls)
+    info, generates = engine.info, "completion" in engine.info.capabilities
+    fits = f"{info.max_num_seqs} {engine.unit} at once, {info.max_model_len} tokens each at most"
+    if generates:
+        fits += f", {info.num_cache_tokens} tokens in the KV cache"
     lines = [
         f"model:  {', '.join(config.served_model_names)}",
-        f"fits:   {engine.info.max_num_seqs} completions at once, {engine.info.max_model_len} tokens each at most, "
-        f"{engine.info.num_cache_tokens} tokens in the KV cache",
+        f"fits:   {fits}",
     ]
     address = _address_lines(url, config, host)
     if seed is not None:
         address.insert(1 + config.webui, f"seed:   {seed} for requests that bring none (--seed sets it)")
     lines += address
+    if not generates:
+        return [*lines, "try:", _curl_line(url, config, engine)]
     if engine.tokenizer is not None and engine.tokenizer.has_chat_template:
         name = config.served_model_names[0]
         lines += client_lines(url, name, engine.info.max_model_len, needs_key=config.needs_key)
@@ -295,7 +335,7 @@ def start_lines(
         lines.append(
             "note:   the model has no chat template, so chat requests are refused: --chat-template gives it one"
         )
-    return [*lines, "try:", _curl_line(url, config, engine.tokenizer)]
+    return [*lines, "try:", _curl_line(url, config, engine)]
 
 
 def _url(host: str, port: int, *, tls: bool) -> str:
@@ -316,9 +356,11 @@ def _address_lines(url: str, config: ServerConfig, host: str) -> list[str]:
     return lines
 
 
-def _curl_line(url: str, config: ServerConfig, tokenizer: Tokenizer | None) -> str:
-    path, body = "completions", dict[str, Any]()
-    if tokenizer is None:
+def _curl_line(url: str, config: ServerConfig, engine: AsyncEngine) -> str:
+    path, body, tokenizer = "completions", dict[str, Any](), engine.tokenizer
+    if "completion" not in engine.info.capabilities:
+        path, body["input"] = "embeddings", [1, 2, 3] if tokenizer is None else "The capital of France is Paris."
+    elif tokenizer is None:
         body["prompt"] = [1, 2, 3]
     elif tokenizer.has_chat_template:
         path, body["messages"] = "chat/completions", [{"role": "user", "content": "What is the capital of France?"}]

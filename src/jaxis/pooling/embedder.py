@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,26 @@ import numpy as np
 from jaxis.config.architecture import architectures_of
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.cache_specs import cache_specs
+from jaxis.engine.execution.model_size import model_size
+from jaxis.engine.fingerprint import engine_fingerprint
 from jaxis.engine.opened_model import OpenedModel
 from jaxis.engine.settings import make_vllm_config
-from jaxis.errors import ConfigError, RequestError
+from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.kv_cache_spec import CacheSpec, StateCacheSpec
+from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.models.common.decoder import CausalLM, DecoderModel
 from jaxis.models.model_loader import load_model
 from jaxis.models.registry import model_class_of
 from jaxis.pooling.encoders import encoder_class
+from jaxis.pooling.frontend.wire import PoolingInfo
 from jaxis.pooling.headless import without_head
+from jaxis.pooling.inputs import InputReader
 from jaxis.pooling.pooling_model import PoolingModel
-from jaxis.pooling.settings import PoolingSettings, has_pooling_files, read_pooling_settings
-from jaxis.prompts import Prompt, tokenize_prompt
-from jaxis.tokenizer import Tokenizer
+from jaxis.pooling.settings import PoolingSettings, read_pooling_settings, trained_dimensions
+from jaxis.prompts import Prompt
+from jaxis.sampling_params import SamplingParams
+from jaxis.tokenizer.template_choice import read_tokenizer
 
 # Tokens of a step, if nothing else is asked for: enough for matrix products to be as fast as they get.
 DEFAULT_STEP_TOKENS = 4096
@@ -52,29 +59,16 @@ class Embedder:
     """Makes vectors of texts. Not for use from several threads at once.
 
     Attributes:
-      tokenizer: The checkpoint's; None: texts are token ids.
-      settings: How hidden states become vectors.
-      max_tokens: Most tokens of an input.
-      size: E, the elements of a vector.
-      vocab_size: Token ids are less.
       model: What computes them.
+      reader: What reads texts.
+      info: Facts about the model.
 
     Args:
-      model, tokenizer, settings, max_tokens, size, vocab_size: See above.
+      model, reader, info: See above.
     """
 
-    def __init__(
-        self,
-        model: PoolingModel,
-        tokenizer: Tokenizer | None,
-        settings: PoolingSettings,
-        *,
-        max_tokens: int,
-        size: int,
-        vocab_size: int,
-    ) -> None:
-        self.model, self.tokenizer, self.settings = model, tokenizer, settings
-        self.max_tokens, self.size, self.vocab_size = max_tokens, size, vocab_size
+    def __init__(self, model: PoolingModel, reader: InputReader, info: PoolingInfo) -> None:
+        self.model, self.reader, self.info = model, reader, info
 
     def embed(
         self, texts: Sequence[Prompt], *, truncate_tokens: int | None = None, kind: str | None = None
@@ -83,78 +77,21 @@ class Embedder:
 
         Args:
           texts: Strings or token ids.
-          truncate_tokens: How many tokens are left of a longer input, its end token among them; -1 is `max_tokens`.
-            None: an input that is too long is an error.
-          kind: The name of one of the checkpoint's prompts, which strings are to begin with; None is its default.
+          truncate_tokens: See `InputReader.read`.
+          kind: See `InputReader.read`.
 
         Raises:
-          RequestError: An input is empty or too long, or an argument cannot be honoured; nothing was computed.
+          RequestError: See `InputReader.read`; nothing was computed.
         """
-        prefix = self._prefix(kind)
-        limit = self._limit(truncate_tokens)
-        prepared = [self._prepare(text, prefix, limit, _name(index, len(texts))) for index, text in enumerate(texts)]
-        if not prepared:
+        inputs = self.reader.read(texts, truncate_tokens=truncate_tokens, kind=kind)
+        if not inputs:
             return []
-        vectors = self.model.embed([token_ids for _, token_ids in prepared])
-        return [
-            Embedding(vector, prompt, token_ids) for vector, (prompt, token_ids) in zip(vectors, prepared, strict=True)
-        ]
+        vectors = self.model.embed([each.token_ids for each in inputs])
+        return [Embedding(vector, each.text, each.token_ids) for vector, each in zip(vectors, inputs, strict=True)]
 
     def close(self) -> None:
         """Gives the memory back."""
         self.model.close()
-
-    def _prefix(self, kind: str | None) -> str:
-        kind = kind or self.settings.default_prompt
-        if kind is None:
-            return ""
-        if kind not in self.settings.prompts:
-            known = ", ".join(map(repr, self.settings.prompts)) or "none"
-            raise RequestError(f"the checkpoint has no prompt for texts of kind {kind!r}; it has: {known}")
-        return self.settings.prompts[kind]
-
-    def _limit(self, truncate_tokens: int | None) -> int | None:
-        if truncate_tokens is None:
-            return None
-        if isinstance(truncate_tokens, bool) or not isinstance(truncate_tokens, int) or truncate_tokens < -1:
-            raise RequestError(
-                "must be a number of tokens, or -1 for as many as the model takes", param="truncate_prompt_tokens"
-            )
-        if truncate_tokens > self.max_tokens:
-            raise RequestError(
-                f"is {truncate_tokens}, more than the {self.max_tokens} tokens that the model takes",
-                param="truncate_prompt_tokens",
-            )
-        return self.max_tokens if truncate_tokens == -1 else truncate_tokens
-
-    def _prepare(self, text: Prompt, prefix: str, limit: int | None, where: str) -> tuple[str | None, list[int]]:
-        if isinstance(text, str):
-            text = prefix + text
-        tokenized = tokenize_prompt(text, self.tokenizer, where)
-        token_ids = list(tokenized.token_ids)
-        if limit is not None and len(token_ids) > limit:
-            token_ids = self._cut(token_ids, limit)
-        if not token_ids or tokenized.text == "":
-            raise RequestError(f"{where} is empty: give at least one token")
-        if len(token_ids) > self.max_tokens:
-            raise RequestError(
-                f"{where} has {len(token_ids)} tokens, more than the {self.max_tokens} that the model takes: shorten "
-                "it, or give truncate_prompt_tokens"
-            )
-        if not all(0 <= token_id < self.vocab_size for token_id in token_ids):
-            raise RequestError(f"{where} has a token id outside of 0 to {self.vocab_size - 1}: correct it")
-        return tokenized.text, token_ids
-
-    def _cut(self, token_ids: list[int], limit: int) -> list[int]:
-        """The first tokens, and the special ones that an input ends with."""
-        special = self.tokenizer.special_token_ids if self.tokenizer is not None else frozenset[int]()
-        end = list(itertools.takewhile(special.__contains__, reversed(token_ids)))[::-1][-limit:] if limit else []
-        return [*token_ids[: limit - len(end)], *end]
-
-
-def makes_vectors(opened: OpenedModel) -> bool:
-    """Whether a checkpoint was made for vectors, rather than to generate text."""
-    return has_pooling_files(opened.path) or encoder_class(architectures_of(opened.hf_config)) is not None
 
 
 def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDisplay) -> Embedder:
@@ -181,15 +118,42 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
         args, max_num_batched_tokens=step, max_num_seqs=args.max_num_seqs or min(DEFAULT_STEP_TEXTS, step)
     )
     model = _load(opened, args, encoder or _decoder_class(opened), settings, progress)
-    tokenizer = Tokenizer.from_path(opened.path)
+    tokenizer = read_tokenizer(opened.path)
     config = opened.hf_config.get_text_config()
-    return Embedder(
-        model,
-        tokenizer,
-        settings,
-        max_tokens=max_tokens,
-        size=config["hidden_size"],
+    reader = InputReader(tokenizer, settings, max_tokens=max_tokens, vocab_size=config["vocab_size"])
+    return Embedder(model, reader, _info(args, opened, model, settings, max_tokens))
+
+
+def load_bytes(path: Path) -> int:
+    """About the bytes of memory that a checkpoint takes at most: its weights in float32, and a third for its steps."""
+    return sum(4 * math.prod(info.shape) for info in TensorListing(path).values()) * 4 // 3
+
+
+def _info(
+    args: EngineArgs, opened: OpenedModel, model: PoolingModel, settings: PoolingSettings, max_tokens: int
+) -> PoolingInfo:
+    config = opened.hf_config.get_text_config()
+    num_parameters, weight_type = model_size(model.model)
+    trained_len = config.get("max_position_embeddings")
+    any_dimensions, dimensions = trained_dimensions(opened.hf_config)
+    return PoolingInfo(
+        model_folder=str(opened.path),
+        model_type=opened.hf_config.get("model_type"),
+        default_sampling_params=SamplingParams(),
+        max_model_len=max_tokens,
+        max_num_seqs=model.max_step_texts,
+        num_cache_tokens=0,
         vocab_size=config["vocab_size"],
+        eos_token_ids=frozenset(),
+        trained_len=trained_len if isinstance(trained_len, int) else None,
+        num_parameters=num_parameters,
+        weight_type=weight_type,
+        fingerprint=engine_fingerprint(opened.path, args, max_tokens),
+        capabilities=("embedding",),
+        size=config["hidden_size"],
+        settings=settings,
+        dimensions=dimensions,
+        any_dimensions=any_dimensions,
     )
 
 
@@ -222,7 +186,3 @@ def _check(args: EngineArgs) -> None:
     for name in ("pipeline_parallel_size", "data_parallel_size", "nnodes"):
         if getattr(args, name) != 1:
             raise ConfigError(f"{name}={getattr(args, name)} is for models that generate text: leave it out")
-
-
-def _name(index: int, number: int) -> str:
-    return "the text" if number == 1 else f"text {index} of {number}"

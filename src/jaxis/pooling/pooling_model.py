@@ -48,6 +48,7 @@ class PoolingModel:
     Attributes:
       max_step_tokens: Most tokens of a step.
       max_step_texts: Most texts of a step.
+      is_compiling: Whether a program is being compiled, which may take minutes.
     """
 
     def __init__(
@@ -70,6 +71,12 @@ class PoolingModel:
             self._arrays = ModelArrays(model, hidden_state_struct(vllm_config, mesh), has_head=False)
             self._caches = [self._make_cache(spec) for spec in self._specs]
         self._programs: dict[_StepShape, Callable[..., Any]] = {}
+        self.is_compiling = False
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+        return self._arrays.model
 
     @property
     def weight_bytes(self) -> int:
@@ -88,7 +95,7 @@ class PoolingModel:
         vectors: list[np.ndarray | None] = [None] * len(texts)
         dispatched: list[tuple[list[int], jax.Array]] = []
         for indices in self._steps(texts):
-            dispatched.append((indices, self._run([texts[index] for index in indices])))
+            dispatched.append((indices, self.begin([texts[index] for index in indices])))
             # One step is computed while the next one is put together.
             if len(dispatched) > 1:
                 _take(*dispatched.pop(0), vectors)
@@ -115,16 +122,34 @@ class PoolingModel:
         if step:
             yield step
 
-    def _run(self, texts: Sequence[Sequence[int]]) -> jax.Array:
-        """Dispatches a step; returns the vectors [R, E], of which the first are those of the texts."""
+    def begin(self, texts: Sequence[Sequence[int]]) -> jax.Array:
+        """Dispatches a step of as many texts as fit; returns the vectors [R, E], of which the first are theirs."""
         shape = self._shape(sum(map(len, texts)), len(texts))
         input_ids, lengths = np.zeros(shape.num_tokens, np.int32), np.zeros(shape.num_texts, np.int32)
         lengths[: len(texts)] = [len(text) for text in texts]
         input_ids[: lengths.sum()] = np.concatenate([np.asarray(text, np.int32) for text in texts])
         if shape not in self._programs:
-            self._programs[shape] = self._compile(shape)
+            self._add_program(shape)
         self._caches, vectors = self._programs[shape](self._arrays.arrays, self._caches, input_ids, lengths)
         return vectors
+
+    def precompile(self) -> None:
+        """Compiles the programs of one short text and of full steps, which a server's first clients would wait for."""
+        for num_tokens, num_texts in (
+            (SMALLEST_STEP_TOKENS, 1),
+            (2 * SMALLEST_STEP_TOKENS, 1),
+            (self.max_step_tokens, 2),
+        ):
+            shape = self._shape(min(num_tokens, self.max_step_tokens), num_texts)
+            if shape not in self._programs:
+                self._add_program(shape)
+
+    def _add_program(self, shape: _StepShape) -> None:
+        self.is_compiling = True
+        try:
+            self._programs[shape] = self._compile(shape)
+        finally:
+            self.is_compiling = False
 
     def _shape(self, num_tokens: int, num_texts: int) -> _StepShape:
         padded = max(SMALLEST_STEP_TOKENS, 1 << (num_tokens - 1).bit_length())

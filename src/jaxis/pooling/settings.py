@@ -83,6 +83,20 @@ def read_pooling_settings(path: Path, default_mode: Mode) -> PoolingSettings:
     )
 
 
+def trained_dimensions(config: HFConfig) -> tuple[bool, tuple[int, ...]]:
+    """To how many elements a model's vectors may be cut: any number, or some; by vLLM's keys of config.json.
+
+    Raises:
+      CheckpointError: The keys do not hold what they should.
+    """
+    is_any, some = config.get("is_matryoshka", False), config.get("matryoshka_dimensions") or []
+    if not isinstance(is_any, bool) or not isinstance(some, list) or not all(type(size) is int for size in some):
+        raise CheckpointError(
+            f"{config.source}: is_matryoshka must be true or false, matryoshka_dimensions a list of numbers: correct it"
+        )
+    return is_any and not some, tuple(some)
+
+
 def _read_mode(path: Path) -> Mode:
     settings = HFConfig(_read_object(path), source=str(path))
     chosen = sorted(key for key in settings.to_dict() if key.startswith("pooling_mode_") and settings.get(key))

@@ -169,6 +169,14 @@ class PromptUsage:
         self._key, self._record = key, record
         self._has_begun = False
 
+    def add_prompt(self, num_tokens: int) -> None:
+        """Adds a prompt that nothing is generated for."""
+        if self._key is not None:
+            self._limits.spend(self._key, num_tokens)
+            self._metrics.add(self._key.name, num_tokens, 0, 0)
+        if self._record is not None:
+            self._record.prompt_tokens += num_tokens
+
     def add(self, output: RequestOutput) -> None:
         """Adds a step's output."""
         num_prompt = 0 if self._has_begun else len(output.prompt_token_ids)

@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.engine.frontend.async_engine import AsyncEngine
 from jaxis.server import llama_cpp
 from jaxis.server.accounting import KeyMetrics, UsageAccounting
 from jaxis.server.anthropic import routes as anthropic
 from jaxis.server.anthropic.message_job import MESSAGE_ERRORS
 from jaxis.server.config import ServerConfig
-from jaxis.server.context import ServedModels, ServerParts, UntilAnsweredMiddleware
+from jaxis.server.context import ServedModels, ServerParts, UntilAnsweredMiddleware, check_generates
 from jaxis.server.http.api_keys import OPEN_PATHS, ApiKeyMiddleware, ApiKeys
 from jaxis.server.http.errors import install_error_handlers
 from jaxis.server.http.hosts import AllowedHostMiddleware, HostMiddleware
@@ -34,6 +34,7 @@ from jaxis.server.openai import tokenize
 from jaxis.server.openai.response_job import RESPONSE_ERRORS
 from jaxis.server.openai.stored import routes as stored_responses
 from jaxis.server.openai.stored.store import ResponseStore
+from jaxis.server.pooling import routes as pooling
 from jaxis.server.routes import models, operations, requests
 from jaxis.server.routes.operations import add_chat_page, add_ollama_greeting, chat_page_paths
 from jaxis.server.several import routes as several
@@ -46,7 +47,7 @@ from jaxis.version import __version__
 ANTHROPIC_HEADERS = ("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access")
 
 
-def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
+def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     """An ASGI application that serves an engine, which it starts and shuts down.
 
     Raises:
@@ -167,20 +168,23 @@ def _response_store(config: ServerConfig) -> ResponseStore | None:
 
 
 def _add_routes(app: FastAPI, config: ServerConfig) -> None:
-    app.include_router(openai.router)
+    generates = [Depends(check_generates)]
+    app.include_router(openai.router, dependencies=generates)
     app.include_router(stored_responses.router)
-    app.include_router(anthropic.router)
+    app.include_router(anthropic.router, dependencies=generates)
     app.include_router(models.router)
     app.include_router(several.router)
     if config.tokenizer_info:
         app.include_router(models.tokenizer_router)
-    app.include_router(llama_cpp.router)
+    app.include_router(llama_cpp.router, dependencies=generates)
     app.include_router(tokenize.router)
-    app.include_router(tokens.router)
+    app.include_router(tokens.router, dependencies=generates)
     app.include_router(operations.router)
     app.include_router(requests.router)
     if config.ollama_api:
         app.include_router(ollama.router)
+        app.include_router(pooling.ollama_router)
+    app.include_router(pooling.router)
     if config.webui:
         add_chat_page(app, greets_ollama=config.ollama_api)
     elif config.ollama_api:

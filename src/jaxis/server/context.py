@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeVar, cast
 
 from fastapi import Depends, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from jaxis.engine.frontend.async_engine import AsyncLLMEngine
-from jaxis.errors import EngineError
+from jaxis.engine.frontend.async_engine import AsyncEngine, AsyncLLMEngine
+from jaxis.errors import EngineError, RequestError
 from jaxis.host.threads import SizedExecutor, run_in_daemon
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.accounting import UsageAccounting
@@ -118,10 +118,24 @@ class ServerContext(ServerParts):
       metrics: The model's metrics.
     """
 
-    engine: AsyncLLMEngine
+    engine: AsyncEngine
     model: ServedModel
     model_info: ServedModelInfo
     metrics: ModelMetrics
+
+    @property
+    def generator(self) -> AsyncLLMEngine:
+        """The engine, if it generates.
+
+        Raises:
+          RequestError: It does not.
+        """
+        tasks = self.engine.info.capabilities
+        if "completion" not in tasks:
+            raise RequestError(
+                f"the model {self.model.name!r} generates no text; what it does: {', '.join(tasks)}. See /openapi.json"
+            )
+        return cast(AsyncLLMEngine, self.engine)
 
 
 @dataclass(frozen=True)
@@ -269,6 +283,11 @@ Context = Annotated[ServerContext, Depends(get_context)]
 """The type of a route's parameter that gets the model which a request asks for, in its server."""
 Parts = Annotated[ServerParts, Depends(get_parts)]
 """The type of a route's parameter that gets what all models share, and loads none."""
+
+
+async def check_generates(context: Context) -> None:
+    """What routes that generate depend on: raises RequestError if the model that is asked for does not."""
+    _ = context.generator
 
 
 class UntilAnsweredMiddleware:

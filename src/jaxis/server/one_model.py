@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from fastapi import Request, Response
 
-from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.engine.frontend.async_engine import AsyncEngine, AsyncLLMEngine
+from jaxis.engine.frontend.engine_client import EngineClient
 from jaxis.errors import EngineError
 from jaxis.parsing.model_parsers import ModelParsers
+from jaxis.pooling.frontend.async_pooling import AsyncPoolingEngine
+from jaxis.pooling.frontend.pooling_process import PoolingClient, PoolingProcess
 from jaxis.server.config import ServerConfig
 from jaxis.server.context import Handler, KnownModel, ModelEntry, ServedModels, ServerContext, ServerParts
 from jaxis.server.generation.model_info import ServedModelInfo
@@ -16,8 +20,21 @@ from jaxis.server.generation.served_model import ModelNames, ServedModel
 from jaxis.server.observability.metrics import ModelMetrics
 
 
+def behind_loop(client: EngineClient | PoolingClient, config: ServerConfig) -> AsyncEngine:
+    """An engine of either kind behind the event loop.
+
+    Args:
+      client: The engine.
+      config: How it is served.
+    """
+    max_queued, stall_seconds = config.max_queued, config.stall_seconds
+    if isinstance(client, PoolingProcess):
+        return AsyncPoolingEngine(client, max_queued=max_queued, stall_seconds=stall_seconds)
+    return AsyncLLMEngine(cast(EngineClient, client), max_queued=max_queued, stall_seconds=stall_seconds)
+
+
 def model_context(
-    parts: ServerParts, engine: AsyncLLMEngine, config: ServerConfig, metrics: ModelMetrics | None = None
+    parts: ServerParts, engine: AsyncEngine, config: ServerConfig, metrics: ModelMetrics | None = None
 ) -> ServerContext:
     """A loaded model in its server.
 
@@ -60,7 +77,7 @@ class OneModel(ServedModels):
       config: How to serve it.
     """
 
-    def __init__(self, engine: AsyncLLMEngine, config: ServerConfig) -> None:
+    def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
         self._engine = engine
         self._config = config
 
@@ -85,7 +102,7 @@ class OneModel(ServedModels):
         self._engine.start()
 
     async def drain(self, deadline_seconds: float) -> None:
-        """See `AsyncLLMEngine.drain`."""
+        """See `AsyncEngine.drain`."""
         await self._engine.drain(deadline_seconds)
 
     async def shutdown(self) -> None:

@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.engine.frontend.async_engine import AsyncEngine
 from jaxis.errors import ConfigError, EngineError
 from jaxis.server.app import create_models_app
 from jaxis.server.config import ServerConfig
@@ -182,7 +182,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def make_server(
-    engine: AsyncLLMEngine,
+    engine: AsyncEngine,
     config: ServerConfig,
     *,
     ssl_certfile: str | None = None,

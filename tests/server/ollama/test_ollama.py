@@ -119,8 +119,6 @@ def test_the_clients_calls_about_models(client, http):
 
 def test_what_there_is_not_says_so(client, http):
     for call in (
-        lambda: client.embed(MODEL, "text"),
-        lambda: client.embeddings(MODEL, "text"),
         lambda: client.create("new", from_=MODEL),
         lambda: client.push(MODEL),
         lambda: client.copy(MODEL, "new"),

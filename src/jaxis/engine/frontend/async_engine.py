@@ -41,6 +41,25 @@ DESCRIBE_SECONDS = 10.0
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class UnfinishedRequest:
+    """A request that was given to the engine.
+
+    Attributes:
+      request_id: Its own id.
+      client: Whose it is.
+      priority: The lower value is served first.
+      num_prompt_tokens: Tokens of its prompt.
+      arrival: When it came, in seconds of `time.monotonic`.
+    """
+
+    request_id: str
+    client: str | None
+    priority: int
+    num_prompt_tokens: int
+    arrival: float = field(default_factory=time.monotonic)
+
+
 class AsyncEngine(ABC):
     """Serves coroutines of one event loop with an engine of any kind.
 
@@ -154,6 +173,15 @@ class AsyncEngine(ABC):
         except TimeoutError:
             self.fail_all(UnavailableError("the server shut down before the answer was complete"))
 
+    async def describe(self) -> list[tuple[UnfinishedRequest, RequestState | None]]:
+        """Unfinished requests and where they stand; none of an engine that does not tell.
+
+        Raises:
+          UnavailableError: The engine takes no more requests.
+        """
+        self.check_open()
+        return []
+
     def reset_prefix_cache(self) -> None:
         """Makes requests that come from now on find nothing that was computed before; running ones go on.
 
@@ -184,25 +212,6 @@ class AsyncEngine(ABC):
         self.failure = EngineError(f"the engine has failed and must be restarted: {_reason(error)}")
         self._closed = UnavailableError(str(self.failure))
         self.fail_all(self._closed)
-
-
-@dataclass(frozen=True)
-class UnfinishedRequest:
-    """A request that was given to the engine.
-
-    Attributes:
-      request_id: Its own id.
-      client: Whose it is.
-      priority: The lower value is served first.
-      num_prompt_tokens: Tokens of its prompt.
-      arrival: When it came, in seconds of `time.monotonic`.
-    """
-
-    request_id: str
-    client: str | None
-    priority: int
-    num_prompt_tokens: int
-    arrival: float = field(default_factory=time.monotonic)
 
 
 class AsyncLLMEngine(AsyncEngine):

@@ -13,6 +13,11 @@ _CLASSES = {
 }
 
 
+def is_encoder(architectures: Sequence[str]) -> bool:
+    """Whether one of the names is an encoder's; imports none."""
+    return any(name in _CLASSES for name in architectures)
+
+
 def encoder_class(architectures: Sequence[str]) -> type[Any] | None:
     """The class of the first name that is an encoder's; None if none is."""
     for name in architectures:

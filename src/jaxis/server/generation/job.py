@@ -107,6 +107,7 @@ class GenerationJob:
         """
         if self.answer.grammar is None:
             return None
+        assert self.model.grammar_compiler is not None  # a model that generates has one
         grammar = self.answer.grammar.compile(self.model.grammar_compiler)
         if self.answer.grammar.holds_reasoning:
             return grammar

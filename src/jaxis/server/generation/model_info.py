@@ -37,6 +37,7 @@ class ServedModelInfo:
       trained_len: Tokens up to which the checkpoint says that it works; None if it does not say.
       has_chat_template: Whether conversations can be rendered.
       has_tools, has_reasoning: Whether the model can call tools, and reasons before its answer.
+      tasks: What it does, in the words of most APIs.
     """
 
     file_name: str
@@ -52,6 +53,7 @@ class ServedModelInfo:
     has_chat_template: bool
     has_tools: bool
     has_reasoning: bool
+    tasks: tuple[str, ...] = ("completion",)
 
     @classmethod
     def of(cls, info: EngineInfo, tokenizer: Tokenizer | None, parsers: ModelParsers) -> ServedModelInfo:
@@ -73,6 +75,7 @@ class ServedModelInfo:
             has_chat_template=bool(templates),
             has_tools=parsers.tool_format_known and any("tools" in template for template in templates),
             has_reasoning=parsers.reasoning is not None,
+            tasks=info.capabilities,
         )
 
     @classmethod
@@ -110,8 +113,8 @@ class ServedModelInfo:
 
     def capabilities(self, name_of_reasoning: str) -> list[str]:
         """What the model can do, in the words of most APIs; what reasoning is called differs."""
-        has = {"completion": True, "tools": self.has_tools, name_of_reasoning: self.has_reasoning}
-        return [capability for capability, present in has.items() if present]
+        has = {"tools": self.has_tools, name_of_reasoning: self.has_reasoning}
+        return [*self.tasks, *(capability for capability, present in has.items() if present)]
 
 
 def rfc3339(time: datetime) -> str:

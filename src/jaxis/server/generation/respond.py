@@ -126,7 +126,7 @@ async def _generate_one(
     arrival: float,
     timeout: float | None,
 ) -> AsyncGenerator[RequestOutput, None]:
-    engine, usage = context.engine, context.accounting.start()
+    engine, usage = context.generator, context.accounting.start()
     with (
         context.metrics.request(job.params, arrival) as request,
         context.trace(job.prompts.operation, request_id, request),

@@ -57,7 +57,7 @@ class ServedModel:
       aliases: Patterns of more such names, as `fnmatch` has them.
       tokenizer: None reads and writes token ids only.
       default_sampling_params: For what a request leaves out.
-      grammar_compiler: The engine's, for structured outputs.
+      grammar_compiler: The engine's, for structured outputs; None if the model generates nothing.
       parsers: How the model writes tool calls and reasoning.
       fingerprint: The engine's, which answers carry; None if there is none.
     """
@@ -65,7 +65,7 @@ class ServedModel:
     names: tuple[str, ...]
     tokenizer: Tokenizer | None
     default_sampling_params: SamplingParams
-    grammar_compiler: GrammarCompiler
+    grammar_compiler: GrammarCompiler | None
     parsers: ModelParsers = field(default_factory=ModelParsers)
     aliases: tuple[str, ...] = ()
     fingerprint: str | None = None

@@ -163,6 +163,28 @@ class ModelMetrics:
         self._engine.watch_none()
 
     @contextmanager
+    def prompts(self, num_tokens: list[int], arrival: float) -> Iterator[None]:
+        """Observes a request whose prompts are computed and not continued, which lasts as long as the block.
+
+        Args:
+          num_tokens: Of each prompt.
+          arrival: When it came, as `time.monotonic` seconds.
+        """
+        reason = "abort"
+        try:
+            yield
+            reason = "stop"
+            self._prompt_tokens.inc(sum(num_tokens))
+            for number in num_tokens:
+                self._num_prompt_tokens.observe(number)
+            self._e2e.observe(time.monotonic() - arrival)
+        except Exception:
+            self._failed.inc()
+            raise
+        finally:
+            self._success.labels(self._model_name, reason).inc(len(num_tokens))
+
+    @contextmanager
     def request(self, params: SamplingParams, arrival: float) -> Iterator[RequestObserver]:
         """Observes one request, which lasts as long as the block.
 

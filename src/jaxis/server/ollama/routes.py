@@ -304,7 +304,9 @@ async def _asked_context(request: Request, parts: Parts) -> ServerContext | None
     body = await request.json()
     if isinstance(body, dict) and asks_to_unload(body):
         return None
-    return await parts.models.context_of(request)
+    context = await parts.models.context_of(request)
+    _ = context.generator  # a model that makes vectors is refused
+    return context
 
 
 # The context of a request that may have nothing to answer.
@@ -327,13 +329,6 @@ async def generate(body: OllamaGenerateRequest, request: Request, parts: Parts, 
         return await _unload(body, parts)
     job = generate_job(body, context.model) if body.prompt else None
     return await _respond(body, request, context, job)
-
-
-@router.post("/embed", include_in_schema=False)
-@router.post("/embeddings", include_in_schema=False)
-async def embed() -> None:
-    """Not here."""
-    raise HTTPException(501, "this server does not support embeddings")
 
 
 @router.post("/create", include_in_schema=False)

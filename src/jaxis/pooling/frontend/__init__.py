@@ -1,0 +1,1 @@
+"""A model that makes vectors behind an event loop, in its own process."""

@@ -1,0 +1,129 @@
+"""From the inputs that users give to the token ids that the model sees. Imports no JAX, for the server's process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxis.errors import ContextLengthError, RequestError
+from jaxis.pooling.settings import PoolingSettings
+from jaxis.prompts import Prompt, tokenize_prompt
+from jaxis.tokenizer import Tokenizer
+
+TRUNCATE = "truncate_prompt_tokens"
+
+
+@dataclass(frozen=True)
+class PoolingInput:
+    """What a vector is made of.
+
+    Attributes:
+      text: The string, if it was one.
+      token_ids: At least one.
+    """
+
+    text: str | None
+    token_ids: list[int]
+
+
+class InputReader:
+    """Reads inputs.
+
+    Attributes:
+      tokenizer: The checkpoint's; None: inputs are token ids.
+      max_tokens: Most tokens of an input.
+
+    Args:
+      tokenizer, max_tokens: See above.
+      settings: What strings begin with.
+      vocab_size: Token ids are less.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, settings: PoolingSettings, *, max_tokens: int, vocab_size: int
+    ) -> None:
+        self.tokenizer, self.max_tokens = tokenizer, max_tokens
+        self._settings, self._vocab_size = settings, vocab_size
+        # What is sure to be too long is refused before it is tokenized.
+        self._limited = None if tokenizer is None else tokenizer.limited_to(max_tokens + 1)
+
+    def read(
+        self,
+        inputs: Sequence[Prompt],
+        *,
+        truncate_tokens: int | None = None,
+        kind: str | None = None,
+        name: Callable[[int], str] | None = None,
+    ) -> list[PoolingInput]:
+        """The token ids of inputs.
+
+        Args:
+          inputs: Strings or token ids.
+          truncate_tokens: How many tokens are left of a longer input, its end token among them; -1 is `max_tokens`.
+            None: an input that is too long is an error.
+          kind: The name of one of the checkpoint's prompts, which strings are to begin with; None is its default.
+          name: How errors call an input, by its index.
+
+        Raises:
+          RequestError: An input is empty or too long, or an argument cannot be honoured.
+        """
+        prefix, limit = self._prefix(kind), self._limit(truncate_tokens)
+        name = name or (lambda index: "the text" if len(inputs) == 1 else f"text {index} of {len(inputs)}")
+        return [self._read(each, prefix, limit, name(index)) for index, each in enumerate(inputs)]
+
+    def has_kind(self, kind: str) -> bool:
+        """Whether the checkpoint has words that texts of a kind begin with."""
+        return kind in self._settings.prompts
+
+    def _prefix(self, kind: str | None) -> str:
+        kind = kind or self._settings.default_prompt
+        if kind is None:
+            return ""
+        if kind not in self._settings.prompts:
+            known = ", ".join(map(repr, self._settings.prompts)) or "none"
+            raise RequestError(f"the checkpoint has no prompt for texts of kind {kind!r}; it has: {known}")
+        return self._settings.prompts[kind]
+
+    def _limit(self, truncate_tokens: int | None) -> int | None:
+        if truncate_tokens is None:
+            return None
+        if isinstance(truncate_tokens, bool) or not isinstance(truncate_tokens, int) or truncate_tokens < -1:
+            raise RequestError("must be a number of tokens, or -1 for as many as the model takes", param=TRUNCATE)
+        if truncate_tokens > self.max_tokens:
+            raise RequestError(
+                f"is {truncate_tokens}, more than the {self.max_tokens} tokens that the model takes", param=TRUNCATE
+            )
+        return self.max_tokens if truncate_tokens == -1 else truncate_tokens
+
+    def _read(self, text: Prompt, prefix: str, limit: int | None, where: str) -> PoolingInput:
+        if text == "":
+            raise RequestError("is empty: give at least one token", param=where)
+        if isinstance(text, str):
+            text = prefix + text
+        try:
+            tokenized = tokenize_prompt(text, self._limited if limit is None else self.tokenizer, where)
+        except ContextLengthError as error:
+            raise self._too_long(f"at least {error.num_prompt_tokens}", where) from None
+        token_ids = list(tokenized.token_ids)
+        if limit is not None and len(token_ids) > limit:
+            token_ids = self._cut(token_ids, limit)
+        if not token_ids:
+            raise RequestError("is empty: give at least one token", param=where)
+        if len(token_ids) > self.max_tokens:
+            raise self._too_long(str(len(token_ids)), where)
+        if not all(0 <= token_id < self._vocab_size for token_id in token_ids):
+            raise RequestError(f"has a token id outside of 0 to {self._vocab_size - 1}: correct it", param=where)
+        return PoolingInput(tokenized.text, token_ids)
+
+    def _too_long(self, count: str, where: str) -> RequestError:
+        return RequestError(
+            f"has {count} tokens, more than the {self.max_tokens} that the model takes: shorten it, or give {TRUNCATE}",
+            param=where,
+        )
+
+    def _cut(self, token_ids: list[int], limit: int) -> list[int]:
+        """The first tokens, and the special ones that an input ends with."""
+        special = self.tokenizer.special_token_ids if self.tokenizer is not None else frozenset[int]()
+        end = list(itertools.takewhile(special.__contains__, reversed(token_ids)))[::-1][-limit:] if limit else []
+        return [*token_ids[: limit - len(end)], *end]

@@ -1,0 +1,52 @@
+"""What a checkpoint was made for: to generate text, or for vectors. Imports no JAX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from jaxis.config.architecture import architectures_of
+from jaxis.config.hf_config import HFConfig
+from jaxis.engine.arguments import EngineArgs
+from jaxis.errors import ConfigError
+from jaxis.pooling.encoders import is_encoder
+from jaxis.pooling.settings import has_pooling_files
+
+Runner = Literal["auto", "generate", "pooling"]
+
+
+def check_runner(runner: str) -> None:
+    """Raises ConfigError if there is no such runner."""
+    if runner not in ("auto", "generate", "pooling"):
+        raise ConfigError(f"runner={runner!r} must be auto, generate or pooling")
+
+
+def makes_vectors(path: Path, config: HFConfig) -> bool:
+    """Whether a checkpoint was made for vectors, rather than to generate text.
+
+    Args:
+      path: Its folder or file.
+      config: Its config.json.
+    """
+    return has_pooling_files(path) or is_encoder(architectures_of(config))
+
+
+def pools(args: EngineArgs, runner: Runner) -> bool:
+    """Whether an engine's model is to make vectors; finds the checkpoint, on the hub if need be.
+
+    Args:
+      args: The engine's arguments.
+      runner: What was asked for.
+
+    Raises:
+      ConfigError, CheckpointError: The checkpoint cannot be found or read.
+    """
+    from jaxis.loading.hub import resolve_model
+    from jaxis.loading.open_checkpoint import read_config_values
+
+    check_runner(runner)
+    if runner != "auto" or args.model is None:
+        return runner == "pooling"
+    path = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
+    config = read_config_values(path)
+    return makes_vectors(path, HFConfig(config.values, args.hf_overrides or {}, source=config.source))

@@ -1,0 +1,196 @@
+"""The endpoints that make vectors, scores and rankings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import TypeAdapter
+
+from jaxis.server.context import Context, ServerContext
+from jaxis.server.http.body import StrictJSONRoute
+from jaxis.server.http.openapi import error_responses
+from jaxis.server.http.sse import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, run_until_disconnect
+from jaxis.server.ollama.routes import OLLAMA_RESPONSES, OllamaRoute
+from jaxis.server.pooling.embeddings import (
+    EmbeddingRequest,
+    EmbeddingResponse,
+    as_texts,
+    check_dimensions,
+    cut,
+    embedding_response,
+    text_group,
+)
+from jaxis.server.pooling.other_servers import (
+    LlamaEmbedding,
+    LlamaEmbeddingRequest,
+    OllamaEmbedding,
+    OllamaEmbeddingRequest,
+    OllamaEmbeddings,
+    OllamaEmbedRequest,
+)
+from jaxis.server.pooling.pool import TextGroup, pool, pooling_engine, reader_of
+from jaxis.server.pooling.scores import (
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+    pair_indices,
+    rerank_response,
+    score_response,
+    scored_pairs,
+    similarities,
+    text_of,
+)
+
+
+async def _check_makes_vectors(context: Context) -> None:
+    _ = pooling_engine(context)
+
+
+_RESPONSES = error_responses(400, 401, 404, 408, 413, 429, 500, 503, 504, "default")
+_LLAMA_EMBEDDINGS = TypeAdapter(list[LlamaEmbedding])
+router = APIRouter(route_class=StrictJSONRoute, dependencies=[Depends(_check_makes_vectors)])
+ollama_router = APIRouter(prefix="/api", route_class=OllamaRoute, dependencies=[Depends(_check_makes_vectors)])
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingResponse, responses=_RESPONSES)
+async def create_embeddings(body: EmbeddingRequest, request: Request, context: Context) -> Response:
+    """The vectors of texts."""
+    headers = context.ignored_fields.check(body)
+    model, info = context.model.named(body.model), pooling_engine(context).pooling_info
+    check_dimensions(body.dimensions, info)
+
+    async def answer() -> str:
+        pooled = await pool(context, [text_group(body)])
+        return await context.run_in_worker(
+            lambda: embedding_response(body, pooled, model.name, info).model_dump_json(),
+            is_quick=len(pooled.vectors[0]) == 1,
+        )
+
+    return await _respond(request, answer, headers)
+
+
+@router.post("/score", response_model=ScoreResponse, responses=_RESPONSES)
+@router.post("/v1/score", response_model=ScoreResponse, responses=_RESPONSES)
+async def score(body: ScoreRequest, request: Request, context: Context) -> Response:
+    """How well the texts of pairs go together."""
+    headers = context.ignored_fields.check(body)
+    model, (first, second) = context.model.named(body.model), scored_pairs(body)
+    are_lists = [not isinstance(getattr(body, name), str) for name, _ in (first, second)]
+
+    async def answer() -> str:
+        groups = [
+            _side(context, kind, texts, name, is_list, body.truncate_prompt_tokens)
+            for kind, (name, texts), is_list in zip(("query", "document"), (first, second), are_lists, strict=True)
+        ]
+        scores, num_tokens = await _scores(context, groups)
+        return score_response(scores, num_tokens, model.name).model_dump_json()
+
+    return await _respond(request, answer, headers)
+
+
+@router.post("/rerank", response_model=RerankResponse, responses=_RESPONSES)
+@router.post("/v1/rerank", response_model=RerankResponse, responses=_RESPONSES)
+@router.post("/v2/rerank", response_model=RerankResponse, responses=_RESPONSES)
+async def rerank(body: RerankRequest, request: Request, context: Context) -> Response:
+    """Documents, the one that answers a query best first."""
+    headers = context.ignored_fields.check(body)
+    model = context.model.named(body.model)
+
+    async def answer() -> str:
+        groups = [
+            _side(context, "query", [body.query], "query", False, body.truncate_prompt_tokens),
+            _side(
+                context, "document", list(map(text_of, body.documents)), "documents", True, body.truncate_prompt_tokens
+            ),
+        ]
+        scores, num_tokens = await _scores(context, groups)
+        return rerank_response(body, scores, num_tokens, model.name).model_dump_json()
+
+    return await _respond(request, answer, headers)
+
+
+@router.post("/embedding", response_model=list[LlamaEmbedding], responses=_RESPONSES)
+@router.post("/embeddings", response_model=list[LlamaEmbedding], responses=_RESPONSES, include_in_schema=False)
+async def llama_embedding(body: LlamaEmbeddingRequest, request: Request, context: Context) -> Response:
+    """The vectors of texts, as llama-server has them."""
+    headers = context.ignored_fields.check(body)
+    context.model.check_name(body.model)
+    name, given = body.given()
+    texts, is_list = as_texts(given)
+
+    async def answer() -> bytes:
+        group = TextGroup(texts, name, is_list, truncate_tokens=body.truncate_prompt_tokens)
+        [vectors] = (await pool(context, [group])).vectors
+        return _LLAMA_EMBEDDINGS.dump_json(
+            [LlamaEmbedding(index=index, embedding=[vector.tolist()]) for index, vector in enumerate(vectors)]
+        )
+
+    return await _respond(request, answer, headers)
+
+
+@ollama_router.post("/embed", response_model=OllamaEmbeddings, responses=OLLAMA_RESPONSES)
+async def ollama_embed(body: OllamaEmbedRequest, request: Request, context: Context) -> Response:
+    """The vectors of texts; what is too long is cut, unless that is not wanted."""
+    headers = context.ignored_fields.check(body)
+    start, model, info = time.monotonic_ns(), context.model.named(body.model), pooling_engine(context).pooling_info
+    check_dimensions(body.dimensions, info)
+    texts, is_list = as_texts(body.input) if body.input else ([], True)
+
+    async def answer() -> str:
+        group = TextGroup(texts, "input", is_list, truncate_tokens=None if body.truncate is False else -1)
+        pooled = await pool(context, [group])
+        return OllamaEmbeddings(
+            model=model.name,
+            embeddings=cut(pooled.vectors[0], body.dimensions, info).tolist(),
+            total_duration=time.monotonic_ns() - start,
+            prompt_eval_count=pooled.num_tokens,
+        ).model_dump_json()
+
+    return await _respond(request, answer, headers)
+
+
+@ollama_router.post("/embeddings", response_model=OllamaEmbedding, responses=OLLAMA_RESPONSES)
+async def ollama_embeddings(body: OllamaEmbeddingRequest, request: Request, context: Context) -> Response:
+    """The vector of one string."""
+    headers = context.ignored_fields.check(body)
+    context.model.check_name(body.model)
+
+    async def answer() -> str:
+        if not body.prompt:  # only loads the model
+            return OllamaEmbedding(embedding=[]).model_dump_json()
+        group = TextGroup([body.prompt], "prompt", is_list=False, truncate_tokens=-1)
+        [vectors] = (await pool(context, [group])).vectors
+        return OllamaEmbedding(embedding=vectors[0].tolist()).model_dump_json()
+
+    return await _respond(request, answer, headers)
+
+
+def _side(
+    context: ServerContext, kind: str, texts: list[str], name: str, is_list: bool, truncate_tokens: int | None
+) -> TextGroup:
+    """One side of pairs, with the words that the checkpoint has for texts of its kind."""
+    known = kind if reader_of(pooling_engine(context)).has_kind(kind) else None
+    return TextGroup(texts, name, is_list, kind=known, truncate_tokens=truncate_tokens)
+
+
+async def _scores(context: ServerContext, sides: list[TextGroup]) -> tuple[list[float], int]:
+    """The score of each pair, and the tokens of all texts."""
+    pooled = await pool(context, sides)
+    first, second = pooled.vectors
+    pairs = pair_indices(len(first), len(second))
+    return similarities(first[[i for i, _ in pairs]], second[[j for _, j in pairs]]), pooled.num_tokens
+
+
+async def _respond(
+    request: Request, answer: Callable[[], Coroutine[Any, Any, str | bytes]], headers: Mapping[str, str]
+) -> Response:
+    """JSON; the work is cancelled if the client disconnects."""
+    try:
+        content = await run_until_disconnect(request.receive, answer())
+    except ClientDisconnectedError:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return Response(content, media_type="application/json", headers=headers)

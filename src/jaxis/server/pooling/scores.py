@@ -1,0 +1,168 @@
+"""/score and /rerank: how well texts go together, with vLLM's, Cohere's and Jina's fields."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from jaxis.errors import RequestError
+from jaxis.pooling.frontend.async_pooling import MAX_TEXTS
+from jaxis.server.http.body import LenientModel, is_none, new_id
+from jaxis.server.pooling.fields import PoolingRequest, PoolingUsage, Texts
+
+
+class Document(LenientModel):
+    """A document as an object."""
+
+    text: str
+
+
+Documents = Annotated[list[str | Document], Field(min_length=1, max_length=MAX_TEXTS)]
+
+
+class ScoreRequest(PoolingRequest):
+    """Two lists of texts of the same length, or a string and a list.
+
+    Attributes:
+      text_1, text_2: The texts; `queries` and `documents`, or `data_1` and `data_2`, are the same under other names.
+    """
+
+    text_1: str | Texts | None = None
+    text_2: str | Texts | None = None
+    queries: str | Texts | None = None
+    documents: str | Documents | None = None
+    data_1: str | Texts | None = None
+    data_2: str | Texts | None = None
+
+
+class Score(BaseModel):
+    """How well a pair goes together: the larger the better."""
+
+    index: int
+    object: Literal["score"] = "score"
+    score: float
+
+
+class ScoreResponse(BaseModel):
+    """The score of each pair, in their order."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: PoolingUsage
+
+
+class RerankRequest(PoolingRequest):
+    """A query and documents to rank by it.
+
+    Attributes:
+      query: A string.
+      documents: Strings, or objects with a `text`.
+      top_n: How many of the best to return; none, or 0, is all.
+      return_documents: Whether the answer repeats the documents; none does.
+    """
+
+    query: str
+    documents: Documents
+    top_n: Annotated[int, Field(ge=0)] | None = None
+    return_documents: bool | None = None
+
+
+class RankedText(BaseModel):
+    """A document of the request."""
+
+    text: str
+
+
+class Ranked(BaseModel):
+    """A document's place in the request, and how well it answers the query."""
+
+    index: int
+    document: RankedText | None = Field(default=None, exclude_if=is_none)
+    relevance_score: float
+
+
+class RerankResponse(BaseModel):
+    """The documents, the best first; those that are alike in the order of the request."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: PoolingUsage
+
+
+def text_of(document: str | Document) -> str:
+    """The text of a document."""
+    return document if isinstance(document, str) else document.text
+
+
+def scored_pairs(request: ScoreRequest) -> tuple[tuple[str, list[str]], tuple[str, list[str]]]:
+    """(name of the field, its texts), on either side; a side of one goes with each of the other side.
+
+    Raises:
+      RequestError: A side is missing, or their lengths do not fit.
+    """
+    first = _side(request, ("text_1", "queries", "data_1"))
+    second = _side(request, ("text_2", "documents", "data_2"))
+    if len(first[1]) not in (1, len(second[1])):
+        raise RequestError(
+            f"has {len(first[1])} texts and {second[0]} has {len(second[1])}: give one, or as many", param=first[0]
+        )
+    return first, second
+
+
+def pair_indices(num_first: int, num_second: int) -> list[tuple[int, int]]:
+    """Which text of the first side goes with which of the second."""
+    return [(0 if num_first == 1 else index, index) for index in range(num_second)]
+
+
+def similarities(first: np.ndarray, second: np.ndarray) -> list[float]:
+    """The cosine of each pair's vectors, [pairs, E], in float64: a pair's own, whatever is beside it."""
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    norms = np.sqrt((first * first).sum(1)) * np.sqrt((second * second).sum(1))
+    return ((first * second).sum(1) / np.maximum(norms, 1e-24)).tolist()
+
+
+def score_response(scores: Sequence[float], num_tokens: int, model: str) -> ScoreResponse:
+    """The answer."""
+    return ScoreResponse(
+        id=new_id("score"),
+        created=int(time.time()),
+        model=model,
+        data=[Score(index=index, score=score) for index, score in enumerate(scores)],
+        usage=PoolingUsage.of(num_tokens),
+    )
+
+
+def rerank_response(request: RerankRequest, scores: Sequence[float], num_tokens: int, model: str) -> RerankResponse:
+    """The answer."""
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: request.top_n or None]
+    with_documents = request.return_documents is not False
+    return RerankResponse(
+        id=new_id("rerank"),
+        model=model,
+        results=[
+            Ranked(
+                index=index,
+                document=RankedText(text=text_of(request.documents[index])) if with_documents else None,
+                relevance_score=scores[index],
+            )
+            for index in order
+        ],
+        usage=PoolingUsage.of(num_tokens),
+    )
+
+
+def _side(request: ScoreRequest, names: Sequence[str]) -> tuple[str, list[str]]:
+    given = [name for name in names if getattr(request, name) is not None]
+    if len(given) != 1:
+        what = "is missing" if not given else f"and {given[1]} are the same: send one"
+        raise RequestError(what, param=given[0] if given else names[0])
+    value = getattr(request, given[0])
+    return given[0], [value] if isinstance(value, str) else [text_of(each) for each in value]

@@ -1,0 +1,65 @@
+"""A server of a small encoder, in a thread, and clients for it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import httpx
+import pytest
+
+from jaxis import LLM
+from jaxis.pooling.frontend.async_pooling import AsyncPoolingEngine
+from jaxis.server.config import ServerConfig
+from jaxis.server.run import listen, make_server
+from tests.support.encoder_checkpoints import save_model, save_pooling
+from tests.support.local_pooling import LocalPooling
+
+
+@contextlib.contextmanager
+def serving(llm, **settings):
+    """The URL of a server of an `LLM` that makes vectors."""
+    config = ServerConfig(**{"drain_seconds": 1.0, "webui": False} | settings)
+    engine = AsyncPoolingEngine(
+        LocalPooling(llm._embedder), max_queued=config.max_queued, stall_seconds=config.stall_seconds
+    )
+    listener = listen("127.0.0.1", 0)
+    server = make_server(engine, config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory):
+    """(folder, the model in the reference)"""
+    folder = tmp_path_factory.mktemp("served-encoder")
+    model = save_model(folder)
+    save_pooling(folder, max_seq_length=64)
+    return folder, model
+
+
+@pytest.fixture(scope="session")
+def llm(encoder):
+    with LLM(encoder[0], show_progress=False, max_num_batched_tokens=256, max_num_seqs=16) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def url(llm):
+    with serving(llm) as url:
+        yield url
+
+
+@pytest.fixture
+def http(url):
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client

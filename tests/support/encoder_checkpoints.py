@@ -1,0 +1,84 @@
+"""Small encoders as sentence-transformers publishes them, and their vectors by transformers."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(195))]
+SIZES = {
+    "vocab_size": len(VOCABULARY),
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 80,
+}
+# The class in the reference -> its configuration's.
+FAMILIES = {
+    "BertModel": (transformers.BertModel, transformers.BertConfig),
+    "RobertaModel": (transformers.RobertaModel, transformers.RobertaConfig),
+    "XLMRobertaModel": (transformers.XLMRobertaModel, transformers.XLMRobertaConfig),
+}
+POOLING = {"cls": "pooling_mode_cls_token", "last": "pooling_mode_lasttoken", "mean": "pooling_mode_mean_tokens"}
+
+
+def save_tokenizer(folder):
+    backend = Tokenizer(models.WordPiece({token: i for i, token in enumerate(VOCABULARY)}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    backend.add_special_tokens(VOCABULARY[:5])
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+
+
+def save_pooling(folder, mode="mean", *, normalize=True, **settings):
+    modules = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    listed = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": "" if i == 0 else f"{i}_{name}",
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for i, name in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    chosen = {key: name == mode for name, key in POOLING.items()}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 64, **chosen}))
+    if settings:
+        (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+
+
+def save_model(folder, family="BertModel"):
+    model_class, config_class = FAMILIES[family]
+    torch.manual_seed(0)
+    model = model_class(config_class(**SIZES)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Norms that are not the identity, and weights of a size that matters.
+            parameter.copy_(torch.randn_like(parameter) * 0.2 + ("LayerNorm.weight" in name))
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return model
+
+
+def texts(count=40):
+    rng = random.Random(0)
+    return [[2, *rng.choices(range(5, 200), k=rng.randint(1, 60)), 3] for _ in range(count)]
+
+
+def reference(model, token_ids, mode, *, normalize=True):
+    with torch.no_grad():
+        hidden = model(torch.tensor([token_ids])).last_hidden_state[0].double().numpy()
+    vector = {"cls": hidden[0], "last": hidden[-1], "mean": hidden.mean(0)}[mode]
+    return vector / np.linalg.norm(vector) if normalize else vector
