@@ -9,6 +9,7 @@ import time
 
 import httpx
 
+from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.server.config import ServerConfig
 from jaxis.server.run import listen, make_models_server
 from jaxis.server.several.pool import ModelPool
@@ -52,7 +53,7 @@ class FakeModel:
         built = self.built or fake_built_engine()
         if self.built is None:
             built.engine.before_step = lambda: self.may_step.wait(60)
-        return LocalEngine(built)
+        return AsyncLLMEngine(LocalEngine(built), max_queued=512, stall_seconds=120.0)
 
 
 class PoolClient:

@@ -175,17 +175,19 @@ def _serve_several(
     with exit_on_interrupt():
         from jaxis.engine.frontend.engine_process import LogSettings
         from jaxis.host.logs import set_up_logs
+        from jaxis.server.one_model import behind_loop
         from jaxis.server.run import allow_many_connections, listen, make_models_server
         from jaxis.server.several.pool import ModelPool
 
         log = LogSettings(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
 
-        def start_engine(
-            of_model: ModelSettings, shared: MemoryBudget, admit: Callable[[int], None]
-        ) -> EngineProcess | PoolingProcess:
-            stall_seconds = of_model.config.stall_seconds
+        def start_engine(of_model: ModelSettings, shared: MemoryBudget, admit: Callable[[int], None]) -> AsyncEngine:
+            own = of_model.config
             arguments = of_model.engine_arguments
-            return _start_process(arguments, "auto", stall_seconds=stall_seconds, log=log, shared=shared, admit=admit)
+            process = _start_process(
+                arguments, "auto", stall_seconds=own.stall_seconds, log=log, shared=shared, admit=admit
+            )
+            return behind_loop(process, own)
 
         pool = ModelPool(settings, pool_limits, start_engine)
         allow_many_connections()

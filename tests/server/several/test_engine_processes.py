@@ -22,12 +22,13 @@ LONG = {"prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True
 
 
 @pytest.fixture
-def server(cli_environment, tmp_path):
+def server(tmp_path):
     """`jaxis serve` of two models: its process, and a client."""
     (tmp_path / "models.yaml").write_text(MODELS)
     command = [*JAXIS, "serve", "--port", "0", "--models", str(tmp_path / "models.yaml")]
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "JAX_PLATFORMS": "cpu"}
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, stderr=log, env=cli_environment)
+        process = subprocess.Popen(command, stderr=log, env=environment)
     wait_until(lambda: "curl" in (tmp_path / "log").read_text())
     [url] = [line.split()[1] for line in (tmp_path / "log").read_text().splitlines() if line.startswith("url:")]
     with httpx.Client(base_url=url.removesuffix("/v1"), timeout=120) as http:

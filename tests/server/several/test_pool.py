@@ -175,6 +175,14 @@ def test_a_request_does_not_wait_for_ever_and_the_load_goes_on():
         client.wait_for("a", "loaded")
 
 
+def test_an_invalid_request_loads_nothing():
+    with serving_pool(a := FakeModel("a")) as client:
+        answer = client.ask("a", max_tokens="many")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
+        assert client.http.post("/v1/chat/completions", json={"model": "a"}).status_code == 400
+        assert a.num_loads == 0
+
+
 def test_llama_servers_routes_load_and_unload():
     with serving_pool(a := FakeModel("a")) as client:
         for _ in range(2):

@@ -9,10 +9,10 @@ import re
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn, Protocol
 
 from fastapi import Request, Response
-from fastapi.exceptions import HTTPException
+from fastapi.exceptions import HTTPException, RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
@@ -152,8 +152,27 @@ def parse_json(body: bytes) -> Any:
     return value
 
 
+class BodyField(Protocol):
+    """What a route takes as its body, as FastAPI has it."""
+
+    def validate(
+        self, value: Any, values: dict[str, Any], *, loc: tuple[int | str, ...]
+    ) -> tuple[Any, list[dict[str, Any]]]:
+        """The value as a model, and what is wrong with it."""
+        ...
+
+
 class StrictJSONRequest(Request):
-    """A request whose JSON is read by `parse_json`, once."""
+    """A request whose JSON is read by `parse_json`, once.
+
+    Args:
+      request: The request as it came.
+      body_field: What its route takes as its body; None takes none.
+    """
+
+    def __init__(self, request: Request, body_field: BodyField | None) -> None:
+        super().__init__(request.scope, request.receive)
+        self._body_field = body_field
 
     async def json(self) -> Any:
         """The body's value; HTTPException with status 400 if there is none."""
@@ -169,16 +188,23 @@ class StrictJSONRequest(Request):
                 raise HTTPException(400, str(error)) from None
         return self._value
 
+    async def check_body(self) -> None:
+        """Raises RequestValidationError if the body is not what the route takes; FastAPI looks after dependencies."""
+        if self._body_field is not None:
+            _, errors = self._body_field.validate(await self.json(), {}, loc=("body",))
+            if errors:
+                raise RequestValidationError(errors)
+
 
 class StrictJSONRoute(APIRoute):
     """A route that gets StrictJSONRequests."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's call."""
-        handler = super().get_route_handler()
+        handler, body_field = super().get_route_handler(), self.body_field
 
         async def handle(request: Request) -> Response:
-            answered = StrictJSONRequest(request.scope, request.receive)
+            answered = StrictJSONRequest(request, body_field)
             return await request.app.state.parts.models.answer(answered, handler)
 
         return handle

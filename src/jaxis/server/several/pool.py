@@ -12,22 +12,21 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from jaxis.engine.frontend.async_engine import JOIN_SECONDS
-from jaxis.engine.frontend.engine_client import EngineClient
+from jaxis.engine.frontend.async_engine import AsyncEngine
 from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.errors import DeadlineExceededError, EngineError, JaxisError, RequestError, UnavailableError
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.machine import free_host_bytes, return_free_memory
-from jaxis.pooling.frontend.pooling_process import PoolingClient
 from jaxis.server.context import Handler, ModelEntry, ServedModels, ServerContext, ServerParts, until_answered
 from jaxis.server.generation.served_model import model_not_found
-from jaxis.server.one_model import behind_loop, model_context
+from jaxis.server.http.body import StrictJSONRequest
+from jaxis.server.one_model import model_context
 from jaxis.server.several.loader_threads import LoaderThreads
 from jaxis.server.several.settings import ModelSettings, PoolLimits, check_names, parse_duration
 from jaxis.server.several.slot import ModelSlot, load_error
 from jaxis.server.several.waiting import LoadWait, answer_while_loading, asked_model
 
-StartEngine = Callable[[ModelSettings, MemoryBudget, Callable[[int], None]], EngineClient | PoolingClient]
+StartEngine = Callable[[ModelSettings, MemoryBudget, Callable[[int], None]], AsyncEngine]
 """Starts the engine of a model within a budget; calls a function with the bytes that it will take, before it does."""
 _SHUTTING_DOWN = "the server is shutting down: send the request to another one"
 _logger = logging.getLogger(__name__)
@@ -163,6 +162,8 @@ class ModelPool(ServedModels):
     # Loading
 
     async def _wait_for(self, slot: ModelSlot, request: Request) -> ServerContext:
+        if isinstance(request, StrictJSONRequest):
+            await request.check_body()  # a request that will be refused loads nothing
         timeout = self._parts.config.request_timeout_seconds
         with LoadWait.of(request, slot.name), slot.waited_for():
             try:
@@ -203,14 +204,13 @@ class ModelPool(ServedModels):
         try:
             await self._make_room(slot, 0)
             start_engine = functools.partial(self._start_engine, slot.settings, budget)
-            client = await self._threads.run(lambda: start_engine(functools.partial(self._admit, slot)))
+            engine = await self._threads.run(lambda: start_engine(functools.partial(self._admit, slot)))
             try:
-                engine = behind_loop(client, config)
                 context = await self._threads.run(lambda: model_context(self._parts, engine, config, slot.metrics))
                 if self._is_closed:
                     raise UnavailableError(_SHUTTING_DOWN)
             except BaseException:
-                await asyncio.to_thread(client.stop, JOIN_SECONDS)
+                await engine.shutdown()
                 raise
             engine.start()
         except Exception as error:

@@ -129,9 +129,9 @@ class ModelSlot:
         if self._info is None:
             self._info = ServedModelInfo.of_files(_path(self.settings.engine_arguments))
         expires = None
-        if self.is_idle and not self.settings.pinned and math.isfinite(self.keep_seconds):
-            left = self.last_used + self.keep_seconds - time.monotonic()
-            expires = datetime.now(UTC) + timedelta(seconds=max(0.0, left))
+        if self.state == "loaded" and not self.settings.pinned and math.isfinite(self.keep_seconds):
+            idle_seconds = time.monotonic() - self.last_used if self.is_idle else 0.0
+            expires = datetime.now(UTC) + timedelta(seconds=max(0.0, self.keep_seconds - idle_seconds))
         return ModelEntry(
             names=self.settings.names,
             state=self.state,
