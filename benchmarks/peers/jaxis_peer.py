@@ -15,12 +15,15 @@ from jaxis.bench.session import build_sized_engine, longest_sequence
 from jaxis.host.progress import ProgressDisplay
 
 WARM_UP_OUTPUT_LEN = 4
+# What random weights write repeats itself, and lookup in it drafts more than in any text: the peers draft nothing.
+NO_DRAFTS = {"speculative_config": {"num_speculative_tokens": 0}}
 
 
 class JaxisPeer:
-    """See the package. `arguments` are those of `jaxis.LLM`."""
+    """See the package. `arguments` are those of `jaxis.LLM`; nothing is drafted unless they say so."""
 
     def __init__(self, model: Path, arguments: dict[str, Any], loads: Sequence[Load]) -> None:
+        arguments = NO_DRAFTS | arguments
         self._engine = build_sized_engine(
             str(model),
             arguments,

@@ -14,6 +14,14 @@
 
 namespace jaxis::JAXIS_ISA {
 
+// Dot products take this from each unsigned byte, where an instruction set multiplies only bytes that are both signed:
+// sums begin with as much more, see QuantizedRows::offsets.
+#if defined(JAXIS_SIMD_DOTPROD) && !defined(JAXIS_SIMD_I8MM)
+constexpr int kDotBias = 128;
+#else
+constexpr int kDotBias = 0;
+#endif
+
 #if defined(JAXIS_SIMD_AVX512)
 
 // A vector of sixteen numbers rather than __m512i, which is one of eight: where sums change between the two from one
@@ -87,7 +95,6 @@ JAXIS_INLINE Bytes64 operator+(Bytes64 a, Bytes64 b) { return {_mm512_add_epi8(a
 
 #elif defined(JAXIS_SIMD_AVX2)
 
-#define JAXIS_BYTE_PAIRS
 struct I32x16 {
   __m256i a, b;
 };
@@ -105,6 +112,30 @@ JAXIS_INLINE void store_bytes(uint8_t* p, Bytes64 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), x.b);
 }
+
+#if defined(JAXIS_SIMD_VNNI)
+
+constexpr int kActivationBytes = 4;
+struct U8x64 {
+  __m256i a, b;
+};
+JAXIS_INLINE U8x64 for_dot(Bytes64 x) { return {x.a, x.b}; }
+struct ActivationQuad {
+  __m256i v;
+};
+JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  return {_mm256_set1_epi32(bits)};
+}
+JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) {
+  return {_mm256_dpbusd_avx_epi32(sum.a, w.a, x.v), _mm256_dpbusd_avx_epi32(sum.b, w.b, x.v)};
+}
+JAXIS_INLINE I32x16 add_quads(I32x16 sum, U8x64 w) { return dot(sum, w, {_mm256_set1_epi8(1)}); }
+
+#else
+
+#define JAXIS_BYTE_PAIRS
 struct I16x32 {
   __m256i a, b;
 };
@@ -148,9 +179,10 @@ JAXIS_INLINE I32x16 add_pairs(I16x32 x) { return multiply_words(x, {_mm256_set1_
 JAXIS_INLINE I16x32 add_byte_pairs(Bytes64 x) { return multiply_byte_pairs(x, {_mm256_set1_epi8(1)}); }
 JAXIS_INLINE Bytes64 operator+(Bytes64 x, Bytes64 y) { return {_mm256_add_epi8(x.a, y.a), _mm256_add_epi8(x.b, y.b)}; }
 
+#endif
+
 #elif defined(JAXIS_SIMD_NEON)
 
-constexpr int kActivationBytes = 8;
 struct I32x16 {
   int32x4_t v[4];
 };
@@ -166,9 +198,6 @@ JAXIS_INLINE void store_bytes(uint8_t* p, Bytes64 a) {
 struct U8x64 {
   uint8x16_t v[4];
 };
-struct ActivationQuad {
-  int16x4_t v;
-};
 JAXIS_INLINE I32x16 broadcast_i32(int32_t x) {
   return {{vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x)}};
 }
@@ -179,6 +208,43 @@ JAXIS_INLINE I32x16 operator+(I32x16 a, I32x16 b) {
   return {{vaddq_s32(a.v[0], b.v[0]), vaddq_s32(a.v[1], b.v[1]), vaddq_s32(a.v[2], b.v[2]), vaddq_s32(a.v[3], b.v[3])}};
 }
 JAXIS_INLINE U8x64 for_dot(Bytes64 a) { return {{a.v[0], a.v[1], a.v[2], a.v[3]}}; }
+
+#if defined(JAXIS_SIMD_DOTPROD)
+
+constexpr int kActivationBytes = 4;
+struct ActivationQuad {
+  int8x16_t v;
+};
+JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  return {vreinterpretq_s8_s32(vdupq_n_s32(bits))};
+}
+JAXIS_INLINE int32x4_t dot_quarter(int32x4_t sum, uint8x16_t w, int8x16_t x) {
+#if defined(JAXIS_SIMD_I8MM)
+  return vusdotq_s32(sum, w, x);
+#else
+  return vdotq_s32(sum, vreinterpretq_s8_u8(veorq_u8(w, vdupq_n_u8(kDotBias))), x);
+#endif
+}
+JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) {
+  return {{dot_quarter(sum.v[0], w.v[0], x.v), dot_quarter(sum.v[1], w.v[1], x.v), dot_quarter(sum.v[2], w.v[2], x.v),
+           dot_quarter(sum.v[3], w.v[3], x.v)}};
+}
+JAXIS_INLINE I32x16 add_quads(I32x16 sum, U8x64 w) {
+  I32x16 out;
+  for (int i = 0; i < 4; ++i) {
+    out.v[i] = vreinterpretq_s32_u32(vdotq_u32(vreinterpretq_u32_s32(sum.v[i]), w.v[i], vdupq_n_u8(1)));
+  }
+  return out;
+}
+
+#else
+
+constexpr int kActivationBytes = 8;
+struct ActivationQuad {
+  int16x4_t v;
+};
 JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
   int16_t values[4];
   std::memcpy(values, p, 8);
@@ -202,6 +268,8 @@ JAXIS_INLINE I32x16 add_quads(I32x16 sum, U8x64 w) {
   }
   return out;
 }
+
+#endif
 
 #else
 
@@ -314,7 +382,7 @@ JAXIS_INLINE U8x64 load_u8x64(const uint8_t* p) { return for_dot(load_bytes(p));
 
 // Stores four quantized activations for load_activation_quad.
 JAXIS_INLINE void store_activation_quad(uint8_t* p, const int8_t* q) {
-#if defined(JAXIS_SIMD_VNNI)
+#if defined(JAXIS_SIMD_VNNI) || defined(JAXIS_SIMD_DOTPROD)
   std::memcpy(p, q, 4);
 #elif defined(JAXIS_BYTE_PAIRS)
   const int16_t extended[4] = {q[0], q[2], q[1], q[3]};

@@ -23,8 +23,13 @@ constexpr int kRowHalves = 2;
 #elif defined(JAXIS_SIMD_NEON)
 constexpr int kHalves = 1;
 constexpr int kMaxRows = 5;
+#if defined(JAXIS_SIMD_DOTPROD)
+constexpr int kMaxQuantizedRows = 6;
+constexpr int kRowHalves = 2;
+#else
 constexpr int kMaxQuantizedRows = 2;
 constexpr int kRowHalves = 1;
+#endif
 #else
 constexpr int kHalves = 1;
 constexpr int kMaxRows = 5;
@@ -130,9 +135,9 @@ struct QuantizedRows {
                            // [groups][R][kActivationGroup]
   const float* scales;     // [groups][R]
   const float* midpoints;  // [groups][R]
-  const int32_t* offsets;  // [parts][R], what a sum of products begins with: -zero point * sum of the values; for tiles
-                           // kTileOriginBits more
-  const float* sums;       // [parts][R], the sum of the values; where weights have minima, of scale * value + midpoint
+  const int32_t* offsets;  // [parts][R], what a sum of products begins with: (kDotBias - zero point) * sum of the
+                           // values; for tiles kTileOriginBits more
+  const float* sums;  // [parts][R], the sum of the values; where weights have minima, of scale * value + midpoint
 };
 
 // A panel of int8 weights with a scale a row.

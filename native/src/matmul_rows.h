@@ -98,7 +98,7 @@ inline void quantize_row(const Rows& rows, const float* x, int64_t block, int la
     for (int64_t p = 0; p < parts_per_group; ++p) {
       const float sum = parts_per_group == 1 ? q.sums[0] + q.sums[1] : q.sums[p];
       const int64_t at = (g * parts_per_group + p) * num_lanes + lane;
-      const_cast<int32_t*>(to.offsets)[at] = origin - rows.zero_point * static_cast<int32_t>(sum);
+      const_cast<int32_t*>(to.offsets)[at] = origin + (kDotBias - rows.zero_point) * static_cast<int32_t>(sum);
       const_cast<float*>(to.sums)[at] =
           rows.codes.has_minima() ? sum * q.scale + q.midpoint * static_cast<float>(rows.part) : sum;
     }
