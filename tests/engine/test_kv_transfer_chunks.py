@@ -64,6 +64,7 @@ def blocks_of(llm, tokens):
         with_params(None),
         prompt=None,
         priority=0,
+        client=None,
         cache_salt=None,
         grammar=None,
         reads_prediction=False,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxis.config.hf_config import HFConfig
+from jaxis.layers.checkpoint_names import Rename
 from jaxis.layers.decoder_layer import ParallelDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP, activation_function
@@ -68,7 +71,7 @@ class FalconForCausalLM(CausalLM):
         config.ignore("multi_query", because="later models have num_kv_heads")
 
     @classmethod
-    def all_renames(cls, config: HFConfig) -> tuple[tuple[str, str], ...]:
+    def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
         if config.get("new_decoder_architecture", False) and config.get("num_ln_in_parallel_attn", 2) == 2:
             return cls.renames
         return tuple(rename for rename in cls.renames if rename[0] not in ("ln_attn", "ln_mlp"))

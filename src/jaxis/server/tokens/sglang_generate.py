@@ -228,7 +228,8 @@ def _grammar(given: SGLangSamplingParams) -> AnswerGrammar | None:
         )
     for kind, value in constraints.items():
         field = "ebnf" if kind == "grammar" else kind
-        return AnswerGrammar.of(f"sampling_params.{field}", **{kind: value})
+        constraint: dict[str, Any] = {kind: value}
+        return AnswerGrammar.of(f"sampling_params.{field}", **constraint)
     return None
 
 
