@@ -31,7 +31,7 @@ def nested(depth):
         ({"regex": ""}, "regex must be a non-empty string"),
         ({"regex": "a" * 9000}, "regex has 9000 characters, and at most 8192"),
         ({"regex": "\ud800"}, "lone surrogate"),
-        ({"grammar": "x" * 70_000}, "grammar has 70000 characters"),
+        ({"grammar": "x" * 140_000}, "grammar has 140000 characters"),
         ({"choice": []}, "choice is empty"),
         ({"choice": "yes"}, "list of non-empty strings"),
         ({"choice": ["yes", ""]}, "list of non-empty strings"),

@@ -137,7 +137,7 @@ struct QuantizedRows {
   const float* midpoints;  // [groups][R]
   const int32_t* offsets;  // [parts][R], what a sum of products begins with: (kDotBias - zero point) * sum of the
                            // values; for tiles kTileOriginBits more
-  const float* sums;  // [parts][R], the sum of the values; where weights have minima, of scale * value + midpoint
+  const float* sums;       // [parts][R], the sum of the values; where weights have minima, of scale * value + midpoint
 };
 
 // A panel of int8 weights with a scale a row.

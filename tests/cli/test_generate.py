@@ -106,6 +106,8 @@ def test_options_become_engine_arguments(invoke):
         "kv_offloading_backend": "native",
         "kv_offloading_disk_size": "32GiB",
         "chat_template": None,
+        "logprobs_mode": "raw_logprobs",
+        "merge": False,
     }
 
 

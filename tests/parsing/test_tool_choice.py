@@ -120,7 +120,7 @@ def test_choices_that_cannot_be_are_refused(tools, choice, message):
 def test_tools_are_read_as_they_were_sent():
     parameters = {"type": "object", "properties": {"a": {"type": "string"}}}
     (f,) = function_tools([tool(description="Does.", parameters=parameters, strict=True)])
-    assert f == FunctionTool("f", "Does.", parameters)
+    assert f == FunctionTool("f", "Does.", parameters, strict=True)
     (g,) = function_tools([tool()])
     assert g.parameters == {"type": "object", "properties": {}}
 

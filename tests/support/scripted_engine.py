@@ -67,6 +67,8 @@ class ScriptedEngine:
         self.error = self.failure = None
         self.prompt = self.prompt_token_ids = self.params = self.grammar = None
 
+    unit = "completions"
+
     def start(self):
         pass
 

@@ -62,7 +62,7 @@ def serve(
     runner: Annotated[
         Runner,
         typer.Option(
-            metavar="auto|generate|pooling",
+            metavar="RUNNER",
             help="Generate text, or make vectors of texts; auto is what the checkpoint was made for.",
             rich_help_panel="Engine",
         ),

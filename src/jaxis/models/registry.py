@@ -75,8 +75,9 @@ def get_model_class(architectures: list[str]) -> type[Any]:
         if (model := _find(architecture)) is not None:
             return _import_class(architecture, model)
     raise ConfigError(
-        f"architectures={architectures} in config.json is not supported; supported: "
-        f"{', '.join(supported_architectures())}. docs/adding-a-model.md shows how to add one."
+        f"architectures={architectures} in config.json is not supported; docs/models.md lists the "
+        f"{len(supported_architectures())} that are, LlamaForCausalLM among them, and docs/adding-a-model.md shows how "
+        "to add one"
     )
 
 

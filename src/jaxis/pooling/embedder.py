@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +27,6 @@ from jaxis.models.common.decoder import CausalLM, DecoderModel
 from jaxis.models.model_loader import load_model
 from jaxis.models.registry import model_class_of
 from jaxis.pooling.encoders import encoder_class
-from jaxis.pooling.frontend.wire import PoolingInfo
 from jaxis.pooling.headless import without_head
 from jaxis.pooling.inputs import InputReader
 from jaxis.pooling.pooling_model import PoolingModel
@@ -34,6 +34,9 @@ from jaxis.pooling.settings import PoolingSettings, read_pooling_settings, train
 from jaxis.prompts import Prompt
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer.template_choice import read_tokenizer
+
+if TYPE_CHECKING:
+    from jaxis.pooling.frontend.wire import PoolingInfo
 
 # Tokens of a step, if nothing else is asked for: enough for matrix products to be as fast as they get.
 DEFAULT_STEP_TOKENS = 4096
@@ -61,14 +64,19 @@ class Embedder:
     Attributes:
       model: What computes them.
       reader: What reads texts.
-      info: Facts about the model.
 
     Args:
-      model, reader, info: See above.
+      model, reader: See above.
+      make_info: Makes `info`.
     """
 
-    def __init__(self, model: PoolingModel, reader: InputReader, info: PoolingInfo) -> None:
-        self.model, self.reader, self.info = model, reader, info
+    def __init__(self, model: PoolingModel, reader: InputReader, make_info: Callable[[], PoolingInfo]) -> None:
+        self.model, self.reader, self._make_info = model, reader, make_info
+
+    @property
+    def info(self) -> PoolingInfo:
+        """Facts about the model, for a server: they need its extra."""
+        return self._make_info()
 
     def embed(
         self, texts: Sequence[Prompt], *, truncate_tokens: int | None = None, kind: str | None = None
@@ -121,7 +129,7 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
     tokenizer = read_tokenizer(opened.path)
     config = opened.hf_config.get_text_config()
     reader = InputReader(tokenizer, settings, max_tokens=max_tokens, vocab_size=config["vocab_size"])
-    return Embedder(model, reader, _info(args, opened, model, settings, max_tokens))
+    return Embedder(model, reader, functools.partial(_info, args, opened, model, settings, max_tokens))
 
 
 def load_bytes(path: Path) -> int:
@@ -132,6 +140,8 @@ def load_bytes(path: Path) -> int:
 def _info(
     args: EngineArgs, opened: OpenedModel, model: PoolingModel, settings: PoolingSettings, max_tokens: int
 ) -> PoolingInfo:
+    from jaxis.pooling.frontend.wire import PoolingInfo  # of the extra `server`
+
     config = opened.hf_config.get_text_config()
     num_parameters, weight_type = model_size(model.model)
     trained_len = config.get("max_position_embeddings")

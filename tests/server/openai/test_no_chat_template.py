@@ -37,7 +37,9 @@ def test_the_start_says_so_and_shows_a_request_that_works(base_model):
 
 def test_a_server_that_can_chat_shows_commands_for_clients():
     engine = ScriptedEngine()
-    engine.info = types.SimpleNamespace(max_model_len=32768, max_num_seqs=1, num_cache_tokens=32768)
+    engine.info = types.SimpleNamespace(
+        max_model_len=32768, max_num_seqs=1, num_cache_tokens=32768, capabilities=("completion",)
+    )
     text = "\n".join(start_lines(engine, ServerConfig(api_keys=("k",)), "0.0.0.0", 81, tls=True))
     for client in ("Claude Code:", "Codex:", "opencode:", "Open WebUI:", "try:"):
         assert client in text
