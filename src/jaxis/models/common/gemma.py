@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import layer_span, layer_type
 from jaxis.kernels.weights import GatedUnit
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.norm import JaxRmsNorm
@@ -16,6 +18,21 @@ from jaxis.models.common.decoder import CausalLM, DecoderOptions
 def gemma_norm(scope: LayerScope, num_features: int | None = None) -> JaxRmsNorm:
     """An RMS norm that multiplies by 1 + weight, over this many features; None means config.json's `hidden_size`."""
     return rms_norm(scope, num_features, add_unit_offset=True)
+
+
+def gemma2_attention(scope: LayerScope) -> GroupedQueryAttention:
+    """Gemma 2's attention: a window in every other layer, and scores with a soft cap."""
+    config = scope.config
+    use_bias = config.get("attention_bias", False)
+    return GroupedQueryAttention(
+        scope,
+        head_dim=256,
+        scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
+        qkv_bias=use_bias,
+        o_bias=use_bias,
+        span=layer_span(config, layer_type(config, scope.layer_index, full_every=2), default_window=4096),
+        soft_cap=config.get_nullable("attn_logit_softcapping", 50.0),
+    )
 
 
 def gemma_mlp(
