@@ -1,6 +1,7 @@
 """The arguments of an engine: one list, from which the command line, `LLM` and the documentation take theirs."""
 
 import itertools
+import os
 import re
 from typing import get_type_hints
 
@@ -10,6 +11,7 @@ from jaxis.engine.argument_fields import argument_infos, argument_types
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.combinations import REFUSALS, EngineFeature, combinations_table
 from jaxis.engine.engine_kwargs import EngineKwargs
+from jaxis.engine.execution.cache_memory import set_gpu_memory_utilization
 from jaxis.errors import ConfigError
 from tests.support.places import REPOSITORY
 
@@ -74,3 +76,27 @@ def test_just_the_features_that_the_table_names_are_refused_together(pair):
 
 def test_the_page_of_limitations_has_the_table():
     assert combinations_table() in (REPOSITORY / "docs" / "limitations.md").read_text()
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.5, True, "0.9"])
+def test_a_share_of_gpu_memory_that_is_none(share):
+    with pytest.raises(ConfigError, match=r"gpu_memory_utilization=.* must be a number above 0, and at most 1"):
+        EngineArgs(gpu_memory_utilization=share)
+
+
+@pytest.mark.parametrize(
+    ("share", "environment", "set_to"),
+    [
+        (None, {}, {"XLA_CLIENT_MEM_FRACTION": "0.9"}),
+        (0.5, {}, {"XLA_CLIENT_MEM_FRACTION": "0.5"}),
+        (None, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.3"}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.3"}),
+        (None, {"XLA_CLIENT_MEM_FRACTION": "0.3"}, {"XLA_CLIENT_MEM_FRACTION": "0.3"}),
+        (0.5, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.3"}, {"XLA_CLIENT_MEM_FRACTION": "0.5"}),
+    ],
+)
+def test_gpu_memory_by_argument_environment_or_default(share, environment, set_to, monkeypatch):
+    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+    for name in names:
+        monkeypatch.setenv(name, environment.get(name, ""))
+    set_gpu_memory_utilization(share)
+    assert {name: os.environ[name] for name in names if os.environ.get(name)} == set_to

@@ -23,7 +23,6 @@ USUAL = {
     "revision": "main",
     "tokenizer_revision": "main",
     "seed": 0,
-    "gpu_memory_utilization": 0.9,
     "swap_space": 4,
     "cpu_offload_gb": 0,
     "enforce_eager": True,
@@ -52,7 +51,7 @@ def test_the_usual_arguments_become_those_of_the_engine():
         token="secret",
     )
     assert translated.without_effect == (
-        *("trust_remote_code", "gpu_memory_utilization", "swap_space", "enforce_eager", "enable_chunked_prefill"),
+        *("trust_remote_code", "swap_space", "enforce_eager", "enable_chunked_prefill"),
         "limit_mm_per_prompt",
     )
 
@@ -109,11 +108,9 @@ def test_an_unknown_argument_stays_a_type_error(start_llm, checkpoint):
 
 
 def test_an_llm_takes_them_and_names_once_what_has_no_effect(start_llm, checkpoint, capsys):
-    with start_llm(
-        checkpoint(), trust_remote_code=True, gpu_memory_utilization=0.5, enforce_eager=False, show_progress=True
-    ) as llm:
+    with start_llm(checkpoint(), trust_remote_code=True, swap_space=4, enforce_eager=False, show_progress=True) as llm:
         [line] = [line for line in capsys.readouterr().err.splitlines() if "without an effect" in line]
-        assert line == "arguments without an effect here: trust_remote_code, gpu_memory_utilization"
+        assert line == "arguments without an effect here: trust_remote_code, swap_space"
         assert llm.generate([1, 2], GREEDY)[0].finished
 
 

@@ -82,6 +82,12 @@ class EngineArgFields:
             speed_only=True,
         ),
     )
+    gpu_memory_utilization: float | None = field(
+        default=None,
+        metadata=_info(
+            metavar="SHARE", help="Of each GPU's memory, the share that is used (default: 0.9).", speed_only=True
+        ),
+    )
     enable_prefix_caching: bool = field(
         default=True,
         metadata=_info(option="prefix_caching", help="Compute equal beginnings of prompts once.", speed_only=True),

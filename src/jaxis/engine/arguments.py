@@ -44,6 +44,8 @@ class EngineArgs(EngineArgFields):
       max_num_batched_tokens: Most tokens of a step, on each data rank; longer prompts are processed in chunks. None is
         512 on CPU and 2048 elsewhere.
       kv_cache_memory: Bytes for the KV cache, or a size such as "2GiB"; None sizes it from the free memory.
+      gpu_memory_utilization: Share of each GPU's memory that is taken; None is 0.9, unless XLA_CLIENT_MEM_FRACTION in
+        the environment says otherwise. No effect on CPU and TPU, or once JAX has looked for devices.
       enable_prefix_caching: Compute equal prompt prefixes once.
       block_size: Tokens of a KV cache block.
       kv_cache_dtype: Type of cached keys and values; "int8" has a float32 scale for each token and head. "auto" is
@@ -111,6 +113,9 @@ class EngineArgs(EngineArgFields):
                 and (isinstance(value, bool) or not isinstance(value, int) or value < info.minimum)
             ):
                 raise ConfigError(f"{name}={value!r} must be an integer of at least {info.minimum}")
+        share = self.gpu_memory_utilization
+        if share is not None and (isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1):
+            raise ConfigError(f"gpu_memory_utilization={share!r} must be a number above 0, and at most 1")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed={self.seed!r} must be an integer")
         if self.hf_overrides is not None and not isinstance(self.hf_overrides, Mapping):

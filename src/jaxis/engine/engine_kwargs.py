@@ -29,6 +29,7 @@ class EngineKwargs(TypedDict, total=False):
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     kv_cache_memory: int | str | None
+    gpu_memory_utilization: float | None
     enable_prefix_caching: bool
     block_size: int
     kv_cache_dtype: KVCacheDType

@@ -13,6 +13,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.value_checks import check_values
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.draft_setup import load_draft
+from jaxis.engine.execution.cache_memory import set_gpu_memory_utilization
 from jaxis.engine.execution.pipeline import Handover
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.engine.fingerprint import arguments_digest, checkpoint_digest
@@ -95,6 +96,7 @@ def open_model(args: EngineArgs) -> OpenedModel:
       ConfigError, CheckpointError: See `LLM`.
     """
     enable_disk_cache()
+    set_gpu_memory_utilization(args.gpu_memory_utilization)
     if args.model is None:
         path = EMBEDDED_MODEL
     else:

@@ -18,7 +18,7 @@ _NO_EFFECT = frozenset(
         # Code in a checkpoint is never run; the architecture is jaxis' own.
         *("trust_remote_code", "code_revision"),
         # Memory and speed.
-        *("gpu_memory_utilization", "swap_space", "cpu_offload_gb", "enforce_eager", "compilation_config"),
+        *("swap_space", "cpu_offload_gb", "enforce_eager", "compilation_config"),
         *("max_seq_len_to_capture", "disable_custom_all_reduce", "num_gpu_blocks_override", "enable_sleep_mode"),
         *("enable_chunked_prefill", "max_num_partial_prefills", "max_long_partial_prefills", "async_scheduling"),
         *("long_prefill_token_threshold", "max_parallel_loading_workers", "disable_cascade_attn", "stream_interval"),

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jaxis.engine.execution.cache_memory import DEFAULT_GPU_MEMORY_UTILIZATION
+
 GIB = 1 << 30
-# What JAX's allocator takes of a GPU's memory, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
-GPU_ALLOCATED_SHARE = 0.75
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _gpu(
     interconnect_bandwidth: float,
     network_bandwidth: float,
 ) -> Accelerator:
-    usable = int(memory_bytes * GPU_ALLOCATED_SHARE)
+    usable = int(memory_bytes * DEFAULT_GPU_MEMORY_UTILIZATION)
     return Accelerator(
         name,
         device_kind,

@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_said_with_sizes(llama):
     plan = Planner(llama, Wanted(quantization="none")).plan(parse_target("h100x1"))
     assert not plan.chosen.fits
     assert plan.chosen.steps == ()
-    assert verdict(plan).startswith("does not fit: bfloat16 weights over 1 device take 131.4 GiB of 53.")
+    assert verdict(plan).startswith("does not fit: bfloat16 weights over 1 device take 131.4 GiB of 64.")
 
 
 def test_published_quantized_weights_are_not_quantized_again():

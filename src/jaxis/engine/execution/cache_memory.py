@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import jax
@@ -19,6 +20,24 @@ ACCELERATOR_MEMORY_SHARE = 0.9
 # On CPU the cache is main memory, which other programs need too.
 CPU_FREE_MEMORY_SHARE = 0.25
 CPU_DEFAULT_LIMIT_BYTES = 2 * GIB
+
+# Share of a GPU's memory that JAX takes when it starts; its own default is 0.75.
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
+# The name that JAX reads, and the one it had before.
+_GPU_MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+
+
+def set_gpu_memory_utilization(share: float | None) -> None:
+    """Sets the share of each GPU's memory that JAX takes; without effect once JAX has looked for devices.
+
+    Args:
+      share: The share; None leaves it to the environment, or is 0.9 if the environment says nothing.
+    """
+    name, former_name = _GPU_MEMORY_VARIABLES
+    if share is None and (os.environ.get(name) or os.environ.get(former_name)):
+        return
+    os.environ.pop(former_name, None)  # JAX refuses both
+    os.environ[name] = str(DEFAULT_GPU_MEMORY_UTILIZATION if share is None else share)
 
 
 def available_bytes(mesh: jax.sharding.Mesh) -> int:
