@@ -34,6 +34,10 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "jaxis.PromptExtension",
         "jaxis.EmbeddingRequestOutput",
         "jaxis.EmbeddingOutput",
+        "jaxis.ClassificationRequestOutput",
+        "jaxis.ClassificationOutput",
+        "jaxis.ScoringRequestOutput",
+        "jaxis.ScoringOutput",
     ),
     "Model families": ("jaxis.register_model",),
     "Batch inference": (

@@ -11,7 +11,17 @@ from jaxis.version import __version__
 if TYPE_CHECKING:
     from jaxis.llm import LLM, RenderedChat, StreamOutput
     from jaxis.models.registry import register_model
-    from jaxis.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
+    from jaxis.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
     from jaxis.prompt_extension import PromptExtension
     from jaxis.sampling_params import SamplingParams
     from jaxis.structured_outputs import StructuredOutputs
@@ -30,12 +40,18 @@ _EXPORTS = {
     "CompletionOutput": "jaxis.outputs",
     "EmbeddingOutput": "jaxis.outputs",
     "EmbeddingRequestOutput": "jaxis.outputs",
+    "ClassificationOutput": "jaxis.outputs",
+    "ClassificationRequestOutput": "jaxis.outputs",
+    "ScoringOutput": "jaxis.outputs",
+    "ScoringRequestOutput": "jaxis.outputs",
     "Logprob": "jaxis.outputs",
     "register_model": "jaxis.models.registry",
 }
 
 __all__ = [
     "LLM",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
@@ -44,6 +60,8 @@ __all__ = [
     "RenderedChat",
     "RequestOutput",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StreamOutput",
     "StructuredOutputs",
     "__version__",

@@ -25,9 +25,19 @@ from jaxis.engine.vllm_arguments import translate
 from jaxis.errors import ConfigError, EngineError, RequestError
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
-from jaxis.outputs import EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
-from jaxis.pooling.embedder import open_embedder
-from jaxis.pooling.kind import Runner, check_runner, makes_vectors
+from jaxis.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from jaxis.pooling.embedder import Embedder, open_embedder
+from jaxis.pooling.kind import Runner, check_runner, is_made_for_pooling
+from jaxis.pooling.pairs import Texts, as_texts
 from jaxis.prompt_extension import PromptExtension, compare_prompts
 from jaxis.prompts import (
     ContentFormat,
@@ -87,7 +97,7 @@ class RenderedChat:
 
 
 class LLM:
-    """A model, ready to generate text, or to make vectors of texts.
+    """A model, ready to generate text, or to make vectors or scores of texts.
 
     Use it as a context manager, or call `close`, to give its memory back. A Ctrl-C ends the call it interrupts and
     leaves the LLM usable. Not for use from several threads at once.
@@ -96,7 +106,7 @@ class LLM:
       model: Folder of a checkpoint in Hugging Face format, or a Hub id; None is the embedded demonstration model.
       show_progress: Show loading, compiling and generating on stderr.
       needs_chat_template: Refuse a model without a chat template before its weights are read.
-      runner: "generate" or "pooling", which makes vectors; "auto" is what the checkpoint was made for.
+      runner: "generate" or "pooling", which makes vectors or scores; "auto" is what the checkpoint was made for.
       **arguments: How the model is loaded and run; see `jaxis.engine.arguments.EngineArgs`. Arguments of vLLM's `LLM`
         are accepted too: those that can change no answer have no effect, which is said once, and others are refused.
 
@@ -127,9 +137,11 @@ class LLM:
         self._closed = False
         self._built = self._embedder = None
         opened = open_model(args)
-        if runner == "pooling" or (runner == "auto" and makes_vectors(opened.path, opened.hf_config)):
+        if runner == "pooling" or (runner == "auto" and is_made_for_pooling(opened.path, opened.hf_config)):
             if needs_chat_template:
-                raise ConfigError(f"{args.model} makes vectors, so it cannot chat: use LLM.embed")
+                raise ConfigError(
+                    f"{args.model} makes vectors or scores, so it cannot chat: use LLM.embed or LLM.score"
+                )
             self._embedder = open_embedder(args, opened, self._progress)
         else:
             self._built = build_engine(
@@ -148,8 +160,15 @@ class LLM:
     @property
     def _generator(self) -> BuiltEngine:
         if self._built is None:
-            raise RequestError("this model makes vectors of texts and generates none: use embed")
+            raise RequestError("this model makes vectors or scores of texts and generates none: use embed or score")
         return self._built
+
+    @property
+    def _pooler(self) -> Embedder:
+        self._check_open()
+        if self._embedder is None:
+            raise RequestError("this model generates text: LLM(model, runner='pooling') makes vectors with it")
+        return self._embedder
 
     @property
     def _engine(self) -> LLMEngine:
@@ -380,17 +399,99 @@ class LLM:
             nothing was computed.
         """
         del use_tqdm
-        self._check_open()
         _check_unsupported(lora_request, tokenization_kwargs)
-        if self._embedder is None:
-            raise RequestError("this model generates text: LLM(model, runner='pooling') makes vectors with it")
+        if self._pooler.classifier is not None:
+            raise RequestError("this model makes scores and no vectors: use classify or score")
         with interrupt_deferred():
-            found = self._embedder.embed(
+            found = self._pooler.embed(
                 as_prompt_list(prompts), truncate_tokens=truncate_prompt_tokens, kind=prompt_name
             )
         return [
             EmbeddingRequestOutput(str(number), EmbeddingOutput(each.vector.tolist()), each.token_ids, each.prompt)
             for number, each in enumerate(found)
+        ]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_activation: bool = True,
+        use_tqdm: bool | Callable[..., Any] | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """The score of each label, for texts. On CPU, an input's are the same, bit for bit, whatever is beside it.
+
+        Args:
+          prompts: One or many texts, as in `generate`.
+          truncate_prompt_tokens: See `embed`.
+          use_activation: Make probabilities of logits: a sigmoid of one label, a softmax of several, or what the
+            checkpoint's config.json asks for.
+          use_tqdm: vLLM's; without an effect.
+          lora_request: vLLM's; must be None.
+          tokenization_kwargs: vLLM's; must be empty.
+
+        Returns:
+          One output an input, in their order.
+
+        Raises:
+          RequestError: See `embed`; also, the model is no classifier.
+        """
+        del use_tqdm
+        _check_unsupported(lora_request, tokenization_kwargs)
+        classifier = self._pooler.classifier
+        if classifier is None:
+            raise RequestError("this model makes vectors and has no labels: use embed, or a checkpoint of a classifier")
+        with interrupt_deferred():
+            found = self._pooler.embed(as_prompt_list(prompts), truncate_tokens=truncate_prompt_tokens)
+        return [
+            ClassificationRequestOutput(
+                str(number),
+                ClassificationOutput(classifier.scores(each.vector[None], use_activation=use_activation)[0].tolist()),
+                each.token_ids,
+                each.prompt,
+            )
+            for number, each in enumerate(found)
+        ]
+
+    def score(
+        self,
+        data_1: Texts,
+        data_2: Texts,
+        /,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_activation: bool = True,
+        use_tqdm: bool | Callable[..., Any] | None = None,
+        lora_request: object = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together: by a cross-encoder that reads both, or by the cosine of their vectors.
+
+        Args:
+          data_1: A string, which goes with each of `data_2`, or as many as there; such as queries.
+          data_2: One string or many; such as documents. Dicts with a "text" will do, too.
+          truncate_prompt_tokens: See `embed`. Of a pair that a cross-encoder reads, the second text is cut.
+          use_activation: See `classify`.
+          use_tqdm: vLLM's; without an effect.
+          lora_request: vLLM's; must be None.
+
+        Returns:
+          One output a pair, in their order.
+
+        Raises:
+          RequestError: See `embed`; also, the lists' lengths differ, or the model is a classifier of several labels.
+        """
+        del use_tqdm
+        _check_unsupported(lora_request, None)
+        first, second = as_texts(data_1, "data_1"), as_texts(data_2, "data_2")
+        with interrupt_deferred():
+            found = self._pooler.score(
+                first, second, truncate_tokens=truncate_prompt_tokens, use_activation=use_activation
+            )
+        return [
+            ScoringRequestOutput(str(number), ScoringOutput(score), token_ids)
+            for number, (score, token_ids) in enumerate(found)
         ]
 
     def compute_logits(self, token_ids: Sequence[int], *, path: Literal["whole", "paged"] = "whole") -> np.ndarray:

@@ -56,6 +56,62 @@ class EmbeddingRequestOutput:
     finished: bool = True
 
 
+@dataclass(frozen=True)
+class ClassificationOutput:
+    """What a classifier says of an input.
+
+    Attributes:
+      probs: The score of each label: probabilities, unless the checkpoint asks for something else.
+    """
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels there are."""
+        return len(self.probs)
+
+
+@dataclass(frozen=True)
+class ClassificationRequestOutput:
+    """What `LLM.classify` makes of one input; see `EmbeddingRequestOutput`."""
+
+    request_id: str
+    outputs: ClassificationOutput
+    prompt_token_ids: list[int]
+    prompt: str | None = None
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class ScoringOutput:
+    """How well two texts go together.
+
+    Attributes:
+      score: The larger the better: of a cross-encoder what its checkpoint asks for, a probability unless it says
+        otherwise; of a model that makes vectors their cosine.
+    """
+
+    score: float
+
+
+@dataclass(frozen=True)
+class ScoringRequestOutput:
+    """What `LLM.score` makes of one pair.
+
+    Attributes:
+      request_id: Its number in the call.
+      outputs: Its score.
+      prompt_token_ids: What the model saw: the pair, or, of a model that makes vectors, one input after the other.
+      finished: True.
+    """
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+
 @dataclass
 class CompletionOutput:
     """One completion of a prompt.

@@ -25,6 +25,20 @@ FAMILIES = {
     "RobertaModel": (transformers.RobertaModel, transformers.RobertaConfig),
     "XLMRobertaModel": (transformers.XLMRobertaModel, transformers.XLMRobertaConfig),
 }
+_DECODER_SIZES = {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
+CLASSIFIERS = {
+    "BertForSequenceClassification": transformers.BertConfig,
+    "RobertaForSequenceClassification": transformers.RobertaConfig,
+    "XLMRobertaForSequenceClassification": transformers.XLMRobertaConfig,
+    "Qwen2ForSequenceClassification": transformers.Qwen2Config,
+    "Qwen3ForSequenceClassification": transformers.Qwen3Config,
+    "LlamaForSequenceClassification": transformers.LlamaConfig,
+    "MistralForSequenceClassification": transformers.MistralConfig,
+    "GemmaForSequenceClassification": transformers.GemmaConfig,
+    "Gemma2ForSequenceClassification": transformers.Gemma2Config,
+    "Gemma3TextForSequenceClassification": transformers.Gemma3TextConfig,
+    "GPT2ForSequenceClassification": transformers.GPT2Config,
+}
 POOLING = {"cls": "pooling_mode_cls_token", "last": "pooling_mode_lasttoken", "mean": "pooling_mode_mean_tokens"}
 
 
@@ -33,7 +47,7 @@ def save_tokenizer(folder):
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     backend.add_special_tokens(VOCABULARY[:5])
     backend.save(str(folder / "tokenizer.json"))
@@ -61,12 +75,25 @@ def save_pooling(folder, mode="mean", *, normalize=True, **settings):
 
 def save_model(folder, family="BertModel"):
     model_class, config_class = FAMILIES[family]
+    return _save(folder, model_class, config_class(**SIZES))
+
+
+def save_classifier(folder, family="BertForSequenceClassification", **settings):
+    sizes = SIZES if "bert" in family.lower() else SIZES | _DECODER_SIZES
+    if family.startswith("GPT2"):
+        sizes = SIZES | {"pad_token_id": 0, "intermediate_size": 256}
+    elif family.startswith("Gemma3"):
+        sizes = sizes | {"num_hidden_layers": 6, "sliding_window": 16}
+    return _save(folder, getattr(transformers, family), CLASSIFIERS[family](**sizes, **settings))
+
+
+def _save(folder, model_class, config):
     torch.manual_seed(0)
-    model = model_class(config_class(**SIZES)).eval()
+    model = model_class(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Norms that are not the identity, and weights of a size that matters.
-            parameter.copy_(torch.randn_like(parameter) * 0.2 + ("LayerNorm.weight" in name))
+            parameter.copy_(torch.randn_like(parameter) * 0.2 + ("norm" in name.lower() and "weight" in name))
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return model

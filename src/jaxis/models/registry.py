@@ -81,14 +81,18 @@ def get_model_class(architectures: list[str]) -> type[Any]:
     )
 
 
-def model_class_of(hf_config: HFConfig) -> type[Any]:
+def model_class_of(hf_config: HFConfig, architectures: list[str] | None = None) -> type[Any]:
     """The class for config.json's `architectures`; see `get_model_class`.
+
+    Args:
+      hf_config: The config.json.
+      architectures: Names to take instead of those in it.
 
     Raises:
       ConfigError: As there; also, the model is a built-in one, and config.json's `model_type` is another's, or one of
         its sizes cannot be one.
     """
-    model = get_model_class(architectures_of(hf_config))
+    model = get_model_class(architectures or architectures_of(hf_config))
     family = family_of(model.__name__)
     if family is not None and model in family.classes:
         check_model_type(hf_config, model.__name__)

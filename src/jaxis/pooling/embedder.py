@@ -1,4 +1,4 @@
-"""Opens a checkpoint that makes vectors, and makes vectors of texts with it."""
+"""Opens a checkpoint that makes vectors or scores, and makes them of texts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,16 @@ from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.models.common.decoder import CausalLM, DecoderModel
 from jaxis.models.model_loader import load_model
 from jaxis.models.registry import model_class_of
+from jaxis.pooling.classifier_settings import (
+    ClassifierSettings,
+    decoders_of_classifiers,
+    is_classifier,
+    read_classifier_settings,
+)
+from jaxis.pooling.decoder_heads import with_score, without_head
 from jaxis.pooling.encoders import encoder_class
-from jaxis.pooling.headless import without_head
-from jaxis.pooling.inputs import InputReader
+from jaxis.pooling.inputs import InputReader, PoolingInput
+from jaxis.pooling.pairs import check_sides, pair_indices, similarities
 from jaxis.pooling.pooling_model import PoolingModel
 from jaxis.pooling.settings import PoolingSettings, read_pooling_settings, trained_dimensions
 from jaxis.prompts import Prompt
@@ -45,10 +52,10 @@ DEFAULT_STEP_TEXTS = 256
 
 @dataclass(frozen=True)
 class Embedding:
-    """An input's vector.
+    """What became of an input.
 
     Attributes:
-      vector: float32 [E].
+      vector: float32 [E]; of a classifier, the logits [labels].
       prompt: The text, if it was one.
       token_ids: What the model saw.
     """
@@ -59,19 +66,26 @@ class Embedding:
 
 
 class Embedder:
-    """Makes vectors of texts. Not for use from several threads at once.
+    """Makes vectors or logits of texts. Not for use from several threads at once.
 
     Attributes:
       model: What computes them.
       reader: What reads texts.
+      classifier: What logits mean; None: it makes vectors.
 
     Args:
-      model, reader: See above.
+      model, reader, classifier: See above.
       make_info: Makes `info`.
     """
 
-    def __init__(self, model: PoolingModel, reader: InputReader, make_info: Callable[[], PoolingInfo]) -> None:
-        self.model, self.reader, self._make_info = model, reader, make_info
+    def __init__(
+        self,
+        model: PoolingModel,
+        reader: InputReader,
+        classifier: ClassifierSettings | None,
+        make_info: Callable[[], PoolingInfo],
+    ) -> None:
+        self.model, self.reader, self.classifier, self._make_info = model, reader, classifier, make_info
 
     @property
     def info(self) -> PoolingInfo:
@@ -81,7 +95,7 @@ class Embedder:
     def embed(
         self, texts: Sequence[Prompt], *, truncate_tokens: int | None = None, kind: str | None = None
     ) -> list[Embedding]:
-        """The vectors of texts.
+        """The vectors or logits of texts.
 
         Args:
           texts: Strings or token ids.
@@ -91,10 +105,53 @@ class Embedder:
         Raises:
           RequestError: See `InputReader.read`; nothing was computed.
         """
-        inputs = self.reader.read(texts, truncate_tokens=truncate_tokens, kind=kind)
+        return self._compute(self.reader.read(texts, truncate_tokens=truncate_tokens, kind=kind))
+
+    def embed_pairs(self, pairs: Sequence[tuple[str, str]], *, truncate_tokens: int | None = None) -> list[Embedding]:
+        """The logits of pairs of texts.
+
+        Args:
+          pairs: Two strings each.
+          truncate_tokens: See `InputReader.read_pairs`.
+
+        Raises:
+          RequestError: See `InputReader.read_pairs`; nothing was computed.
+        """
+        return self._compute(self.reader.read_pairs(pairs, truncate_tokens=truncate_tokens))
+
+    def score(
+        self, first: Sequence[str], second: Sequence[str], *, truncate_tokens: int | None, use_activation: bool
+    ) -> list[tuple[float, list[int]]]:
+        """The score of each pair, and the token ids of its texts.
+
+        Args:
+          first: The texts of one side: one, or as many as of the other.
+          second: Those of the other side.
+          truncate_tokens: See `InputReader.read`.
+          use_activation: Whether a classifier's logit becomes a probability.
+
+        Raises:
+          RequestError: See `InputReader.read_pairs`, or the model is a classifier of several labels.
+        """
+        check_sides(len(first), len(second), ("data_1", "data_2"))
+        pairs = pair_indices(len(first), len(second))
+        if self.classifier is not None:
+            self.classifier.check_scores()
+            found = self.embed_pairs([(first[i], second[j]) for i, j in pairs], truncate_tokens=truncate_tokens)
+            scores = self.classifier.scores(np.stack([each.vector for each in found]), use_activation=use_activation)
+            return [(float(score), each.token_ids) for [score], each in zip(scores, found, strict=True)]
+        sides = [
+            self.embed(texts, truncate_tokens=truncate_tokens, kind=kind if self.reader.has_kind(kind) else None)
+            for kind, texts in (("query", first), ("document", second))
+        ]
+        chosen = [(sides[0][i], sides[1][j]) for i, j in pairs]
+        cosines = similarities(*(np.stack([pair[side].vector for pair in chosen]) for side in (0, 1)))
+        return [(cosine, a.token_ids + b.token_ids) for cosine, (a, b) in zip(cosines, chosen, strict=True)]
+
+    def _compute(self, inputs: Sequence[PoolingInput]) -> list[Embedding]:
         if not inputs:
             return []
-        vectors = self.model.embed([each.token_ids for each in inputs])
+        vectors = self.model.embed([each.token_ids for each in inputs], [each.second_start for each in inputs])
         return [Embedding(vector, each.text, each.token_ids) for vector, each in zip(vectors, inputs, strict=True)]
 
     def close(self) -> None:
@@ -103,7 +160,7 @@ class Embedder:
 
 
 def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDisplay) -> Embedder:
-    """Loads a checkpoint to make vectors with.
+    """Loads a checkpoint to make vectors or scores with.
 
     Args:
       args: The engine's arguments.
@@ -114,8 +171,13 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
       ConfigError, CheckpointError, EngineError: See `LLM`.
     """
     _check(args)
-    encoder = encoder_class(architectures_of(opened.hf_config))
-    settings = read_pooling_settings(opened.path, "mean" if encoder is not None else "last")
+    names = architectures_of(opened.hf_config)
+    encoder, classifier = encoder_class(names), None
+    if is_classifier(names):
+        classifier = read_classifier_settings(opened.hf_config, names)
+        settings = PoolingSettings("cls" if encoder is not None else "last")
+    else:
+        settings = read_pooling_settings(opened.path, "mean" if encoder is not None else "last")
     vllm_config = make_vllm_config(args, opened.path, opened.hf_config, "cpu")
     max_tokens = vllm_config.model_config.max_model_len
     if encoder is not None:
@@ -125,11 +187,12 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
     args = dataclasses.replace(
         args, max_num_batched_tokens=step, max_num_seqs=args.max_num_seqs or min(DEFAULT_STEP_TEXTS, step)
     )
-    model = _load(opened, args, encoder or _decoder_class(opened), settings, progress)
+    model = _load(opened, args, encoder or _decoder_class(opened, names), settings, progress)
     tokenizer = read_tokenizer(opened.path)
     config = opened.hf_config.get_text_config()
     reader = InputReader(tokenizer, settings, max_tokens=max_tokens, vocab_size=config["vocab_size"])
-    return Embedder(model, reader, functools.partial(_info, args, opened, model, settings, max_tokens))
+    info = functools.partial(_info, args, opened, model, settings, classifier, max_tokens)
+    return Embedder(model, reader, classifier, info)
 
 
 def load_bytes(path: Path) -> int:
@@ -138,7 +201,12 @@ def load_bytes(path: Path) -> int:
 
 
 def _info(
-    args: EngineArgs, opened: OpenedModel, model: PoolingModel, settings: PoolingSettings, max_tokens: int
+    args: EngineArgs,
+    opened: OpenedModel,
+    model: PoolingModel,
+    settings: PoolingSettings,
+    classifier: ClassifierSettings | None,
+    max_tokens: int,
 ) -> PoolingInfo:
     from jaxis.pooling.frontend.wire import PoolingInfo  # of the extra `server`
 
@@ -159,19 +227,24 @@ def _info(
         num_parameters=num_parameters,
         weight_type=weight_type,
         fingerprint=engine_fingerprint(opened.path, args, max_tokens),
-        capabilities=("embedding",),
-        size=config["hidden_size"],
+        capabilities=("embedding",) if classifier is None else classifier.tasks,
+        size=config["hidden_size"] if classifier is None else len(classifier.labels),
         settings=settings,
         dimensions=dimensions,
         any_dimensions=any_dimensions,
+        classifier=classifier,
     )
 
 
-def _decoder_class(opened: OpenedModel) -> type[Any]:
-    model_class = model_class_of(opened.hf_config)
+def _decoder_class(opened: OpenedModel, names: Sequence[str]) -> type[Any]:
+    decoders = decoders_of_classifiers(names)
+    config = opened.hf_config
+    model_class = model_class_of(config) if decoders is None else model_class_of(config, decoders)
     if not issubclass(model_class, CausalLM):
         raise ConfigError(f"{model_class.__name__} cannot make vectors here: use another model")
-    return without_head(model_class)
+    if decoders is None:
+        return without_head(model_class)
+    return with_score(model_class, is_reward_model=any(name.endswith("ForRewardModel") for name in names))
 
 
 def _load(

@@ -21,10 +21,12 @@ class PoolingInput:
     Attributes:
       text: The string, if it was one.
       token_ids: At least one.
+      second_start: Where the second text begins, if it is a pair; else the number of tokens.
     """
 
     text: str | None
     token_ids: list[int]
+    second_start: int
 
 
 class InputReader:
@@ -72,6 +74,28 @@ class InputReader:
         name = name or (lambda index: "the text" if len(inputs) == 1 else f"text {index} of {len(inputs)}")
         return [self._read(each, prefix, limit, name(index)) for index, each in enumerate(inputs)]
 
+    def read_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        truncate_tokens: int | None = None,
+        names: Callable[[int], tuple[str, str]] | None = None,
+    ) -> list[PoolingInput]:
+        """The token ids of pairs, which a model sees together.
+
+        Args:
+          pairs: Two strings each.
+          truncate_tokens: See `read`; the second text is cut.
+          names: How errors call the two texts of a pair, by its index.
+
+        Raises:
+          RequestError: See `read`; also, the checkpoint has no tokenizer, or the first text leaves the second no room.
+        """
+        limit = self._limit(truncate_tokens)
+        of = (lambda _: "") if len(pairs) == 1 else (lambda index: f" of pair {index} of {len(pairs)}")
+        names = names or (lambda index: (f"the first text{of(index)}", f"the second text{of(index)}"))
+        return [self._read_pair(pair, limit, names(index)) for index, pair in enumerate(pairs)]
+
     def has_kind(self, kind: str) -> bool:
         """Whether the checkpoint has words that texts of a kind begin with."""
         return kind in self._settings.prompts
@@ -108,13 +132,34 @@ class InputReader:
         token_ids = list(tokenized.token_ids)
         if limit is not None and len(token_ids) > limit:
             token_ids = self._cut(token_ids, limit)
+        self._check(token_ids, where)
+        return PoolingInput(tokenized.text, token_ids, len(token_ids))
+
+    def _read_pair(self, pair: tuple[str, str], limit: int | None, names: tuple[str, str]) -> PoolingInput:
+        for text, where in zip(pair, names, strict=True):
+            if text == "":
+                raise RequestError("is empty: give at least one token", param=where)
+        tokenizer = self._limited if limit is None else self.tokenizer
+        if tokenizer is None:
+            raise RequestError("is text, and the checkpoint has no tokenizer: add one", param=names[0])
+        try:
+            token_ids, second_start = tokenizer.encode_pair(*pair)
+        except ContextLengthError as error:
+            raise self._too_long(f"at least {error.num_prompt_tokens}", names[1]) from None
+        if limit is not None and len(token_ids) > limit:
+            token_ids = self._cut(token_ids, limit, second_start)
+            if not token_ids:
+                raise RequestError(f"leaves no room for {names[1]} in {limit} tokens: shorten it", param=names[0])
+        self._check(token_ids, names[1])
+        return PoolingInput(None, token_ids, second_start)
+
+    def _check(self, token_ids: list[int], where: str) -> None:
         if not token_ids:
             raise RequestError("is empty: give at least one token", param=where)
         if len(token_ids) > self.max_tokens:
             raise self._too_long(str(len(token_ids)), where)
         if not all(0 <= token_id < self._vocab_size for token_id in token_ids):
             raise RequestError(f"has a token id outside of 0 to {self._vocab_size - 1}: correct it", param=where)
-        return PoolingInput(tokenized.text, token_ids)
 
     def _too_long(self, count: str, where: str) -> RequestError:
         return RequestError(
@@ -122,8 +167,10 @@ class InputReader:
             param=where,
         )
 
-    def _cut(self, token_ids: list[int], limit: int) -> list[int]:
-        """The first tokens, and the special ones that an input ends with."""
+    def _cut(self, token_ids: list[int], limit: int, at_least: int = 0) -> list[int]:
+        """More than `at_least` first tokens, and the special ones that an input ends with; none if there is no room."""
         special = self.tokenizer.special_token_ids if self.tokenizer is not None else frozenset[int]()
         end = list(itertools.takewhile(special.__contains__, reversed(token_ids)))[::-1][-limit:] if limit else []
+        if at_least and limit - len(end) <= at_least:
+            return []
         return [*token_ids[: limit - len(end)], *end]

@@ -1,4 +1,4 @@
-"""What a checkpoint was made for: to generate text, or for vectors. Imports no JAX."""
+"""What a checkpoint was made for: to generate text, or for vectors or scores. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jaxis.config.architecture import architectures_of
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
+from jaxis.pooling.classifier_settings import is_classifier
 from jaxis.pooling.encoders import is_encoder
 from jaxis.pooling.settings import has_pooling_files
 
@@ -21,18 +22,19 @@ def check_runner(runner: str) -> None:
         raise ConfigError(f"runner={runner!r} must be auto, generate or pooling")
 
 
-def makes_vectors(path: Path, config: HFConfig) -> bool:
-    """Whether a checkpoint was made for vectors, rather than to generate text.
+def is_made_for_pooling(path: Path, config: HFConfig) -> bool:
+    """Whether a checkpoint was made for vectors or scores, rather than to generate text.
 
     Args:
       path: Its folder or file.
       config: Its config.json.
     """
-    return has_pooling_files(path) or is_encoder(architectures_of(config))
+    names = architectures_of(config)
+    return has_pooling_files(path) or is_encoder(names) or is_classifier(names)
 
 
 def pools(args: EngineArgs, runner: Runner) -> bool:
-    """Whether an engine's model is to make vectors; finds the checkpoint, on the hub if need be.
+    """Whether an engine's model is to make vectors or scores; finds the checkpoint, on the hub if need be.
 
     Args:
       args: The engine's arguments.
@@ -49,4 +51,4 @@ def pools(args: EngineArgs, runner: Runner) -> bool:
         return runner == "pooling"
     path = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
     config = read_config_values(path)
-    return makes_vectors(path, HFConfig(config.values, args.hf_overrides or {}, source=config.source))
+    return is_made_for_pooling(path, HFConfig(config.values, args.hf_overrides or {}, source=config.source))

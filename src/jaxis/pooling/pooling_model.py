@@ -1,4 +1,4 @@
-"""A model on its devices that makes a vector of each text, many texts at a time."""
+"""A model on its devices that makes a vector, or a classifier's logits, of each text, many texts at a time."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.models.common.decoder import DecoderModel
 from jaxis.parallel.mesh import logical_sharding
+from jaxis.pooling.interfaces import HasScore, TakesTokenTypes
 from jaxis.pooling.pooler import pool
 from jaxis.pooling.settings import PoolingSettings
 
@@ -83,19 +84,21 @@ class PoolingModel:
         """Bytes of the weights on all devices together."""
         return self._arrays.num_bytes
 
-    def embed(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
-        """The vector of each text.
+    def embed(self, texts: Sequence[Sequence[int]], second_starts: Sequence[int] | None = None) -> np.ndarray:
+        """The vector of each text, or its logits.
 
         Args:
           texts: Token ids; each text has at least one, and at most `max_step_tokens`.
+          second_starts: Where the second text of a pair begins; the number of its tokens, if it is no pair.
 
         Returns:
-          float32 [number of texts, E].
+          float32 [number of texts, E], or [number of texts, labels].
         """
         vectors: list[np.ndarray | None] = [None] * len(texts)
         dispatched: list[tuple[list[int], jax.Array]] = []
         for indices in self._steps(texts):
-            dispatched.append((indices, self.begin([texts[index] for index in indices])))
+            starts = None if second_starts is None else [second_starts[index] for index in indices]
+            dispatched.append((indices, self.begin([texts[index] for index in indices], starts)))
             # One step is computed while the next one is put together.
             if len(dispatched) > 1:
                 _take(*dispatched.pop(0), vectors)
@@ -122,15 +125,25 @@ class PoolingModel:
         if step:
             yield step
 
-    def begin(self, texts: Sequence[Sequence[int]]) -> jax.Array:
-        """Dispatches a step of as many texts as fit; returns the vectors [R, E], of which the first are theirs."""
+    def begin(self, texts: Sequence[Sequence[int]], second_starts: Sequence[int] | None = None) -> jax.Array:
+        """Dispatches a step.
+
+        Args:
+          texts: As many as fit.
+          second_starts: See `embed`.
+
+        Returns:
+          Vectors or logits [R, ...], of which the first are theirs.
+        """
         shape = self._shape(sum(map(len, texts)), len(texts))
-        input_ids, lengths = np.zeros(shape.num_tokens, np.int32), np.zeros(shape.num_texts, np.int32)
+        input_ids = np.zeros(shape.num_tokens, np.int32)
+        lengths, firsts = (np.zeros(shape.num_texts, np.int32) for _ in range(2))
         lengths[: len(texts)] = [len(text) for text in texts]
+        firsts[: len(texts)] = lengths[: len(texts)] if second_starts is None else second_starts
         input_ids[: lengths.sum()] = np.concatenate([np.asarray(text, np.int32) for text in texts])
         if shape not in self._programs:
             self._add_program(shape)
-        self._caches, vectors = self._programs[shape](self._arrays.arrays, self._caches, input_ids, lengths)
+        self._caches, vectors = self._programs[shape](self._arrays.arrays, self._caches, input_ids, lengths, firsts)
         return vectors
 
     def precompile(self) -> None:
@@ -161,7 +174,10 @@ class PoolingModel:
     def _compile(self, shape: _StepShape) -> Callable[..., Any]:
         with jax.set_mesh(self._mesh):
             run = jax.jit(functools.partial(self._step, shape), donate_argnums=1)
-            ints = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (shape.num_tokens, shape.num_texts))
+            ints = (
+                jax.ShapeDtypeStruct((size,), jnp.int32)
+                for size in (shape.num_tokens, shape.num_texts, shape.num_texts)
+            )
             return run.lower(self._arrays.arrays, self._caches, *ints).compile()
 
     def _step(
@@ -171,6 +187,7 @@ class PoolingModel:
         caches: list[PagedCache],
         input_ids: jax.Array,
         lengths: jax.Array,
+        second_starts: jax.Array,
     ) -> tuple[list[PagedCache], jax.Array]:
         stops = jnp.cumsum(lengths)
         starts = stops - lengths
@@ -187,8 +204,12 @@ class PoolingModel:
             query_start_loc=jnp.concatenate([jnp.zeros(1, jnp.int32), stops]),
             request_distribution=jnp.stack([jnp.zeros_like(num_texts), num_texts, num_texts]),
         )
-        caches, hidden, _ = self._arrays.merge(arrays)(caches, input_ids, metadata)
-        return caches, pool(hidden, starts, lengths, self._settings)
+        model, others = self._arrays.merge(arrays), dict[str, Any]()
+        if isinstance(model, TakesTokenTypes) and model.num_token_types > 1:
+            others["token_types"] = (metadata.input_positions >= second_starts[text]).astype(jnp.int32)
+        caches, hidden, _ = model(caches, input_ids, metadata, **others)
+        vectors = pool(hidden, starts, lengths, self._settings)
+        return caches, model.score(vectors) if isinstance(model, HasScore) else vectors
 
     @property
     def _num_blocks(self) -> int:

@@ -147,20 +147,24 @@ class Tokenizer:
           ContextLengthError: The text has more tokens than this tokenizer is `limited_to`.
           RequestError: The text is not a string, or holds half of a surrogate pair.
         """
-        if not isinstance(text, str):
-            raise RequestError(f"the text to encode must be a string, not {type(text).__name__}")
-        if self._limit is not None:
-            bound, max_model_len = self._limit
-            if (least := bound.least_num_tokens(text)) >= max_model_len:
-                raise ContextLengthError(least, max_model_len, at_least=True)
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the text holds a lone surrogate {text[error.start]!a} at character {error.start}; send valid Unicode"
-            ) from error
+        self._check([text])
         # The library's `encode` and `decode` hold the GIL, for seconds if the input is long; batch functions do not.
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Encodes two strings as the post-processor puts pairs together, such as `[CLS] first [SEP] second [SEP]`.
+
+        Returns:
+          The token ids, and where the second string begins in them.
+
+        Raises:
+          ContextLengthError, RequestError: See `encode`.
+        """
+        self._check([first, second])
+        [encoding] = self._backend.encode_batch_fast([(first, second)])
+        # Without types of its own, as some post-processors leave it, the second string begins with its first token.
+        marks = encoding.type_ids if 1 in encoding.type_ids else encoding.sequence_ids
+        return encoding.ids, marks.index(1) if 1 in marks else len(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Decodes token ids; an id without a token, such as a padding row of the embedding, gives no text.
@@ -253,6 +257,24 @@ class Tokenizer:
         The post-processor adds nothing: the template writes the beginning-of-sequence token where there is one.
         """
         return self.encode(self.apply_chat_template(messages, **kwargs), add_special_tokens=False)
+
+    def _check(self, texts: Sequence[str]) -> None:
+        """Raises an error for what `encode` refuses."""
+        for text in texts:
+            if not isinstance(text, str):
+                raise RequestError(f"the text to encode must be a string, not {type(text).__name__}")
+        if self._limit is not None:
+            bound, max_model_len = self._limit
+            if (least := sum(map(bound.least_num_tokens, texts))) >= max_model_len:
+                raise ContextLengthError(least, max_model_len, at_least=True)
+        for text in texts:
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise RequestError(
+                    f"the text holds a lone surrogate {text[error.start]!a} at character {error.start}; "
+                    "send valid Unicode"
+                ) from error
 
     def _special_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)

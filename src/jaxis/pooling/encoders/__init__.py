@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 _CLASSES = {
+    "BertForSequenceClassification": "bert",
     "BertModel": "bert",
+    "RobertaForSequenceClassification": "bert",
     "RobertaModel": "bert",
+    "XLMRobertaForSequenceClassification": "bert",
     "XLMRobertaModel": "bert",
 }
 

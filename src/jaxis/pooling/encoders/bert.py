@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -24,6 +25,8 @@ from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import Caches, DecoderModel, DecoderOptions
 from jaxis.models.common.interfaces import LoadableWithIterator
+from jaxis.pooling.classifier_settings import num_labels
+from jaxis.pooling.score_head import ScoreHead
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -121,16 +124,31 @@ class BertModel(DecoderModel, LoadableWithIterator):
         del config
         return 0
 
+    @property
+    def num_token_types(self) -> int:
+        """See `TakesTokenTypes`."""
+        return self.token_type_embeddings.get_value().shape[0]
+
     def __call__(
-        self, kv_caches: Caches, input_ids: jax.Array, attention_metadata: AttentionMetadata
+        self,
+        kv_caches: Caches,
+        input_ids: jax.Array,
+        attention_metadata: AttentionMetadata,
+        *,
+        token_types: jax.Array | None = None,
     ) -> tuple[Caches, jax.Array, list[jax.Array]]:
-        """input_ids [T], whole texts -> the updated caches, and hidden states [T, E]."""
+        """input_ids [T], whole texts -> the updated caches, and hidden states [T, E]; see `TakesTokenTypes`."""
         rows = attention_metadata.input_positions + self._first_position
-        embeddings = self.embed_tokens(input_ids) + self.token_type_embeddings[...][0]
+        embeddings = self.embed_tokens(input_ids) + self._token_types(token_types)
         embeddings = materialize(embeddings + self.position_embeddings[...][rows])
         return super().__call__(
             kv_caches, input_ids, attention_metadata, inputs_embeds=self.embeddings_norm(embeddings)
         )
+
+    def _token_types(self, token_types: jax.Array | None) -> jax.Array:
+        """[E], or [T, E]."""
+        table = self.token_type_embeddings[...]
+        return table[0] if token_types is None else jnp.where(token_types[:, None] == 1, table[1], table[0])
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
         """See `LoadableWithIterator`."""
@@ -160,6 +178,32 @@ class RobertaModel(BertModel):
 
 class XLMRobertaModel(RobertaModel):
     """RoBERTa with the vocabulary of a hundred languages (arXiv:1911.02116)."""
+
+
+class _Classifies(BertModel):
+    """A head on the first token."""
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
+        super().__init__(vllm_config, rng, quant_config)
+        scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
+        self.score = ScoreHead(scope / "score", num_labels(scope.config))
+
+
+class BertForSequenceClassification(_Classifies):
+    """Cross-encoders and classifiers on BERT."""
+
+    renames = (*BertModel.renames, ("pooler", "score"), ("classifier", "score.out_proj"))
+    unused = ("cls.", "embeddings.position_ids")
+
+
+class RobertaForSequenceClassification(_Classifies, RobertaModel):
+    """Cross-encoders, such as bge-reranker, and classifiers on RoBERTa."""
+
+    renames = (*RobertaModel.renames, ("classifier", "score"))
+
+
+class XLMRobertaForSequenceClassification(RobertaForSequenceClassification):
+    """The same, with the vocabulary of a hundred languages."""
 
 
 class _Unchanged(JaxModule):

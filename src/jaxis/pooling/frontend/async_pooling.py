@@ -54,20 +54,22 @@ class AsyncPoolingEngine(AsyncEngine):
         self,
         texts: Sequence[list[int]],
         *,
+        second_starts: Sequence[int] = (),
         priority: int = 0,
         client: str | None = None,
         timeout_seconds: float | None = None,
     ) -> np.ndarray:
-        """The vectors of texts; cancelling drops those that are not computed yet.
+        """The vectors or logits of texts; cancelling drops those that are not computed yet.
 
         Args:
           texts: Token ids, as `InputReader` checks them; at least one.
+          second_starts: Where the second text of each pair begins; empty if they are no pairs.
           priority: The lower value is served first.
           client: Whose request it is: clients share steps equally.
           timeout_seconds: Time limit.
 
         Returns:
-          float32 [number of texts, E].
+          float32 [number of texts, E], or [number of texts, labels].
 
         Raises:
           EngineError: The model failed, or a vector is not finite.
@@ -79,7 +81,7 @@ class AsyncPoolingEngine(AsyncEngine):
         request_id = str(self._num_requests)
         waiting = _Waiting(len(texts), self.pooling_info.size, self._loop.create_future())
         self._waiting[request_id] = waiting
-        self._engine.add(PoolTexts(request_id, list(texts), client, priority))
+        self._engine.add(PoolTexts(request_id, list(texts), client, priority, list(second_starts)))
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await waiting.future

@@ -19,11 +19,13 @@ class QueuedText:
       request_id: The request's.
       index: Which of its texts.
       token_ids: At least one.
+      second_start: Where the second text begins, if it is a pair; else the number of tokens.
     """
 
     request_id: str
     index: int
     token_ids: list[int]
+    second_start: int
 
 
 @dataclass(order=True)
@@ -56,7 +58,11 @@ class PoolingQueue:
 
     def add(self, request: PoolTexts) -> None:
         """Queues a request's texts."""
-        texts = deque(QueuedText(request.request_id, index, ids) for index, ids in enumerate(request.texts))
+        starts = request.second_starts or map(len, request.texts)
+        texts = deque(
+            QueuedText(request.request_id, index, ids, start)
+            for index, (ids, start) in enumerate(zip(request.texts, starts, strict=True))
+        )
         turn = self._shares.turn(request.client)
         waiting = _Waiting(request.priority, turn, next(self._arrivals), request.client, texts)
         self._by_id[request.request_id] = waiting

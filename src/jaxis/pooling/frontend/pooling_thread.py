@@ -106,7 +106,10 @@ class PoolingThread:
     def _step(self) -> None:
         """Begins a step, and delivers the one before it: one is computed while the next is put together."""
         texts = self._queue.take(self._model.max_step_tokens, self._model.max_step_texts)
-        begun = (texts, self._model.begin([text.token_ids for text in texts])) if texts else None
+        begun = None
+        if texts:
+            token_ids, starts = [text.token_ids for text in texts], [text.second_start for text in texts]
+            begun = (texts, self._model.begin(token_ids, starts))
         finished, self._running = self._running, begun
         self.stats = EngineStats(num_requests_running=len(texts), num_requests_waiting=self._queue.num_texts)
         if finished is not None:
@@ -126,7 +129,7 @@ def _outputs(texts: Sequence[QueuedText], vectors: np.ndarray) -> PoolingOutputs
         if not np.isfinite(found).all():
             bad = indices[int(np.argmin(np.isfinite(found).all(1)))]
             error = EngineError(
-                f"the vector of text {bad} is not finite: the model overflows, or its weights are broken"
+                f"the output for text {bad} is not finite: the model overflows, or its weights are broken"
             )
             outputs.failures.append(RequestFailed.of(request_id, error))
         else:

@@ -8,6 +8,7 @@ import msgspec
 
 from jaxis.engine.frontend.engine_client import EngineInfo
 from jaxis.engine.frontend.wire import AbortRequest, EngineFailed, EngineReady, Heartbeat, LoadPlanned, RequestFailed
+from jaxis.pooling.classifier_settings import ClassifierSettings
 from jaxis.pooling.settings import PoolingSettings
 
 
@@ -16,17 +17,19 @@ class PoolingInfo(EngineInfo):
     """The facts about an engine that makes vectors; `max_model_len` is the most tokens of an input.
 
     Attributes:
-      size: E, the elements of a vector.
+      size: E, the elements of a vector; of a classifier, its labels.
       settings: How hidden states become vectors.
       dimensions: To how many elements vectors may be cut: (lowest, highest) or the only ones; empty if the model was
         not trained for it.
       any_dimensions: Whether every number of elements up to `size` will do.
+      classifier: What its numbers mean, if it classifies; None: it makes vectors.
     """
 
     size: int = 0
     settings: PoolingSettings = field(default_factory=lambda: PoolingSettings("mean"))
     dimensions: tuple[int, ...] = ()
     any_dimensions: bool = False
+    classifier: ClassifierSettings | None = None
 
 
 class PoolTexts(msgspec.Struct, tag="pool"):
@@ -37,12 +40,14 @@ class PoolTexts(msgspec.Struct, tag="pool"):
       texts: Token ids.
       client: Whose request it is; clients share steps equally.
       priority: The lower value is served first.
+      second_starts: Where the second text of each pair begins; empty if they are no pairs.
     """
 
     request_id: str
     texts: list[list[int]]
     client: str | None = None
     priority: int = 0
+    second_starts: list[int] = []
 
 
 class Pooled(msgspec.Struct, array_like=True):

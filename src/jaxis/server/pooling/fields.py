@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, Field
 
+from jaxis.errors import RequestError
 from jaxis.pooling.frontend.async_pooling import MAX_TEXTS
 from jaxis.server.http.body import LenientModel, NotApplied, TokenId
 from jaxis.server.openai.not_applied import ACCOUNT_FIELDS
@@ -44,6 +45,35 @@ class PoolingRequest(LenientModel):
 
     model: str | None = None
     truncate_prompt_tokens: int | None = None
+
+
+class ScoringRequest(PoolingRequest):
+    """What requests for scores have alike.
+
+    Attributes:
+      use_activation: Whether a classifier's logits become probabilities; none, and true, make them.
+      activation, softmax: The same under vLLM's older names.
+    """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {
+        name: value for name, value in NOT_APPLIED.items() if name not in ("use_activation", "activation", "softmax")
+    }
+
+    use_activation: bool | None = None
+    activation: bool | None = None
+    softmax: bool | None = None
+
+    @property
+    def activates(self) -> bool:
+        """Whether probabilities are asked for.
+
+        Raises:
+          RequestError: Two of the names say different things.
+        """
+        given = {each for each in (self.use_activation, self.activation, self.softmax) if each is not None}
+        if len(given) > 1:
+            raise RequestError("and its older names say different things: send one", param="use_activation")
+        return given != {False}
 
 
 class PoolingUsage(BaseModel):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxis.errors import DeadlineExceededError, OverloadedError, RequestError
+from jaxis.pooling.classifier_settings import ClassifierSettings
 from jaxis.pooling.frontend.async_pooling import AsyncPoolingEngine
+from jaxis.pooling.frontend.wire import PoolingInfo
 from jaxis.pooling.inputs import InputReader, PoolingInput
 from jaxis.prompts import Prompt
 from jaxis.server.context import ServerContext
@@ -41,11 +44,26 @@ class TextGroup:
 
 
 @dataclass(frozen=True)
+class PairGroup:
+    """Pairs of a request, which a cross-encoder reads together.
+
+    Attributes:
+      pairs: Two strings each.
+      names: How errors call the two of a pair, by its index.
+      truncate_tokens: See `InputReader.read_pairs`.
+    """
+
+    pairs: Sequence[tuple[str, str]]
+    names: Callable[[int], tuple[str, str]]
+    truncate_tokens: int | None = None
+
+
+@dataclass(frozen=True)
 class PooledGroups:
     """What became of a request's texts.
 
     Attributes:
-      vectors: float32 [texts, E] of each group.
+      vectors: float32 [texts, E] of each group, or logits [texts, labels].
       num_tokens: Of all texts.
     """
 
@@ -54,7 +72,7 @@ class PooledGroups:
 
 
 def pooling_engine(context: ServerContext) -> AsyncPoolingEngine:
-    """The engine, if it makes vectors.
+    """The engine, if it makes vectors or scores.
 
     Raises:
       RequestError: It does not.
@@ -67,8 +85,32 @@ def pooling_engine(context: ServerContext) -> AsyncPoolingEngine:
     return context.engine
 
 
-async def pool(context: ServerContext, groups: Sequence[TextGroup]) -> PooledGroups:
-    """The vectors of a request's texts.
+def embedding_info(context: ServerContext) -> PoolingInfo:
+    """The facts about a model that makes vectors.
+
+    Raises:
+      RequestError: It does something else.
+    """
+    info = pooling_engine(context).pooling_info
+    if info.classifier is not None:
+        other = "/rerank or /score" if len(info.classifier.labels) == 1 else "/classify"
+        raise RequestError(f"the model {context.model.name!r} makes scores and no vectors: ask {other}")
+    return info
+
+
+def classifier_of(context: ServerContext) -> ClassifierSettings:
+    """What a classifier's logits mean.
+
+    Raises:
+      RequestError: The model is none.
+    """
+    if (classifier := pooling_engine(context).pooling_info.classifier) is None:
+        raise RequestError(f"the model {context.model.name!r} makes vectors and has no labels: ask /v1/embeddings")
+    return classifier
+
+
+async def pool(context: ServerContext, groups: Sequence[TextGroup | PairGroup]) -> PooledGroups:
+    """The vectors or logits of a request's texts.
 
     Raises:
       RequestError: An input is empty or too long, or there are too many; nothing was computed.
@@ -80,7 +122,7 @@ async def pool(context: ServerContext, groups: Sequence[TextGroup]) -> PooledGro
     arrival, timeout = time.monotonic(), context.config.request_timeout_seconds
     usage = context.accounting.start()
     try:
-        with engine.reserve(sum(len(group.texts) for group in groups)):
+        with engine.reserve(sum(map(_size, groups))):
             async with asyncio.timeout(timeout):
                 read = await context.run_in_worker(functools.partial(_read, engine, groups), is_quick=_is_quick(groups))
                 token_ids = [each.token_ids for group in read for each in group]
@@ -89,7 +131,10 @@ async def pool(context: ServerContext, groups: Sequence[TextGroup]) -> PooledGro
                 lengths = [len(ids) for ids in token_ids]
                 with context.metrics.prompts(lengths, arrival):
                     vectors = await engine.pool(
-                        token_ids, priority=context.accounting.priority(0), client=context.accounting.client()
+                        token_ids,
+                        second_starts=[each.second_start for group in read for each in group],
+                        priority=context.accounting.priority(0),
+                        client=context.accounting.client(),
                     )
                 if usage is not None:
                     usage.add_prompt(sum(lengths))
@@ -108,15 +153,25 @@ async def pool(context: ServerContext, groups: Sequence[TextGroup]) -> PooledGro
 _QUICK_CHARACTERS = 1000
 
 
-def _is_quick(groups: Sequence[TextGroup]) -> bool:
+def _is_quick(groups: Sequence[TextGroup | PairGroup]) -> bool:
     # The length of token ids counts as well: they are only checked.
-    return sum(len(text) for group in groups for text in group.texts) <= _QUICK_CHARACTERS
+    return sum(len(text) for group in groups for text in _texts(group)) <= _QUICK_CHARACTERS
 
 
-def _read(engine: AsyncPoolingEngine, groups: Sequence[TextGroup]) -> list[list[PoolingInput]]:
+def _size(group: TextGroup | PairGroup) -> int:
+    return len(group.pairs if isinstance(group, PairGroup) else group.texts)
+
+
+def _texts(group: TextGroup | PairGroup) -> Iterable[Prompt]:
+    return itertools.chain.from_iterable(group.pairs) if isinstance(group, PairGroup) else group.texts
+
+
+def _read(engine: AsyncPoolingEngine, groups: Sequence[TextGroup | PairGroup]) -> list[list[PoolingInput]]:
     reader = reader_of(engine)
     return [
-        reader.read(group.texts, truncate_tokens=group.truncate_tokens, kind=group.kind, name=group.name)
+        reader.read_pairs(group.pairs, truncate_tokens=group.truncate_tokens, names=group.names)
+        if isinstance(group, PairGroup)
+        else reader.read(group.texts, truncate_tokens=group.truncate_tokens, kind=group.kind, name=group.name)
         for group in groups
     ]
 

@@ -1,4 +1,4 @@
-"""The endpoints that make vectors, scores and rankings."""
+"""The endpoints that make vectors, classes, scores and rankings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import TypeAdapter
 
+from jaxis.pooling.pairs import pair_indices, similarities
 from jaxis.server.context import Context, ServerContext
 from jaxis.server.http.body import StrictJSONRoute
 from jaxis.server.http.openapi import error_responses
 from jaxis.server.http.sse import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, run_until_disconnect
 from jaxis.server.ollama.routes import OLLAMA_RESPONSES, OllamaRoute
+from jaxis.server.pooling.classifications import (
+    ClassificationRequest,
+    ClassificationResponse,
+    classification_response,
+)
 from jaxis.server.pooling.embeddings import (
     EmbeddingRequest,
     EmbeddingResponse,
@@ -23,6 +29,7 @@ from jaxis.server.pooling.embeddings import (
     embedding_response,
     text_group,
 )
+from jaxis.server.pooling.fields import ScoringRequest
 from jaxis.server.pooling.other_servers import (
     LlamaEmbedding,
     LlamaEmbeddingRequest,
@@ -31,17 +38,24 @@ from jaxis.server.pooling.other_servers import (
     OllamaEmbeddings,
     OllamaEmbedRequest,
 )
-from jaxis.server.pooling.pool import TextGroup, pool, pooling_engine, reader_of
+from jaxis.server.pooling.pool import (
+    PairGroup,
+    TextGroup,
+    classifier_of,
+    embedding_info,
+    pool,
+    pooling_engine,
+    reader_of,
+)
 from jaxis.server.pooling.scores import (
     RerankRequest,
     RerankResponse,
     ScoreRequest,
     ScoreResponse,
-    pair_indices,
+    Side,
     rerank_response,
     score_response,
-    scored_pairs,
-    similarities,
+    scored_sides,
     text_of,
 )
 
@@ -60,7 +74,7 @@ ollama_router = APIRouter(prefix="/api", route_class=OllamaRoute, dependencies=[
 async def create_embeddings(body: EmbeddingRequest, request: Request, context: Context) -> Response:
     """The vectors of texts."""
     headers = context.ignored_fields.check(body)
-    model, info = context.model.named(body.model), pooling_engine(context).pooling_info
+    model, info = context.model.named(body.model), embedding_info(context)
     check_dimensions(body.dimensions, info)
 
     async def answer() -> str:
@@ -78,16 +92,28 @@ async def create_embeddings(body: EmbeddingRequest, request: Request, context: C
 async def score(body: ScoreRequest, request: Request, context: Context) -> Response:
     """How well the texts of pairs go together."""
     headers = context.ignored_fields.check(body)
-    model, (first, second) = context.model.named(body.model), scored_pairs(body)
-    are_lists = [not isinstance(getattr(body, name), str) for name, _ in (first, second)]
+    model, sides = context.model.named(body.model), scored_sides(body)
 
     async def answer() -> str:
-        groups = [
-            _side(context, kind, texts, name, is_list, body.truncate_prompt_tokens)
-            for kind, (name, texts), is_list in zip(("query", "document"), (first, second), are_lists, strict=True)
-        ]
-        scores, num_tokens = await _scores(context, groups)
+        scores, num_tokens = await _scores(context, body, *sides)
         return score_response(scores, num_tokens, model.name).model_dump_json()
+
+    return await _respond(request, answer, headers)
+
+
+@router.post("/classify", response_model=ClassificationResponse, responses=_RESPONSES)
+async def classify(body: ClassificationRequest, request: Request, context: Context) -> Response:
+    """The score of each label, for texts."""
+    headers = context.ignored_fields.check(body)
+    model, classifier = context.model.named(body.model), classifier_of(context)
+    texts, is_list = as_texts(body.input)
+    group = TextGroup(texts, "input", is_list, truncate_tokens=body.truncate_prompt_tokens)
+    activates = body.activates
+
+    async def answer() -> str:
+        pooled = await pool(context, [group])
+        scores = classifier.scores(pooled.vectors[0], use_activation=activates)
+        return classification_response(scores, classifier, pooled.num_tokens, model.name).model_dump_json()
 
     return await _respond(request, answer, headers)
 
@@ -101,13 +127,8 @@ async def rerank(body: RerankRequest, request: Request, context: Context) -> Res
     model = context.model.named(body.model)
 
     async def answer() -> str:
-        groups = [
-            _side(context, "query", [body.query], "query", False, body.truncate_prompt_tokens),
-            _side(
-                context, "document", list(map(text_of, body.documents)), "documents", True, body.truncate_prompt_tokens
-            ),
-        ]
-        scores, num_tokens = await _scores(context, groups)
+        sides = Side("query", [body.query], is_list=False), Side("documents", list(map(text_of, body.documents)))
+        scores, num_tokens = await _scores(context, body, *sides)
         return rerank_response(body, scores, num_tokens, model.name).model_dump_json()
 
     return await _respond(request, answer, headers)
@@ -118,6 +139,7 @@ async def rerank(body: RerankRequest, request: Request, context: Context) -> Res
 async def llama_embedding(body: LlamaEmbeddingRequest, request: Request, context: Context) -> Response:
     """The vectors of texts, as llama-server has them."""
     headers = context.ignored_fields.check(body)
+    embedding_info(context)
     context.model.check_name(body.model)
     name, given = body.given()
     texts, is_list = as_texts(given)
@@ -136,7 +158,7 @@ async def llama_embedding(body: LlamaEmbeddingRequest, request: Request, context
 async def ollama_embed(body: OllamaEmbedRequest, request: Request, context: Context) -> Response:
     """The vectors of texts; what is too long is cut, unless that is not wanted."""
     headers = context.ignored_fields.check(body)
-    start, model, info = time.monotonic_ns(), context.model.named(body.model), pooling_engine(context).pooling_info
+    start, model, info = time.monotonic_ns(), context.model.named(body.model), embedding_info(context)
     check_dimensions(body.dimensions, info)
     texts, is_list = as_texts(body.input) if body.input else ([], True)
 
@@ -157,6 +179,7 @@ async def ollama_embed(body: OllamaEmbedRequest, request: Request, context: Cont
 async def ollama_embeddings(body: OllamaEmbeddingRequest, request: Request, context: Context) -> Response:
     """The vector of one string."""
     headers = context.ignored_fields.check(body)
+    embedding_info(context)
     context.model.check_name(body.model)
 
     async def answer() -> str:
@@ -169,20 +192,25 @@ async def ollama_embeddings(body: OllamaEmbeddingRequest, request: Request, cont
     return await _respond(request, answer, headers)
 
 
-def _side(
-    context: ServerContext, kind: str, texts: list[str], name: str, is_list: bool, truncate_tokens: int | None
-) -> TextGroup:
-    """One side of pairs, with the words that the checkpoint has for texts of its kind."""
-    known = kind if reader_of(pooling_engine(context)).has_kind(kind) else None
-    return TextGroup(texts, name, is_list, kind=known, truncate_tokens=truncate_tokens)
-
-
-async def _scores(context: ServerContext, sides: list[TextGroup]) -> tuple[list[float], int]:
+async def _scores(context: ServerContext, body: ScoringRequest, first: Side, second: Side) -> tuple[list[float], int]:
     """The score of each pair, and the tokens of all texts."""
+    indices, truncate = pair_indices(len(first.texts), len(second.texts)), body.truncate_prompt_tokens
+    activates, reader = body.activates, reader_of(pooling_engine(context))
+    if (classifier := pooling_engine(context).pooling_info.classifier) is not None:
+        classifier.check_scores()
+        pairs = [(first.texts[i], second.texts[j]) for i, j in indices]
+        names = [(first.name(i), second.name(j)) for i, j in indices]
+        pooled = await pool(context, [PairGroup(pairs, names.__getitem__, truncate)])
+        return classifier.scores(pooled.vectors[0], use_activation=activates)[:, 0].tolist(), pooled.num_tokens
+    # Each side with the words that the checkpoint has for texts of its kind.
+    kinds = [kind if reader.has_kind(kind) else None for kind in ("query", "document")]
+    sides = [
+        TextGroup(side.texts, side.field, side.is_list, kind=kind, truncate_tokens=truncate)
+        for side, kind in zip((first, second), kinds, strict=True)
+    ]
     pooled = await pool(context, sides)
-    first, second = pooled.vectors
-    pairs = pair_indices(len(first), len(second))
-    return similarities(first[[i for i, _ in pairs]], second[[j for _, j in pairs]]), pooled.num_tokens
+    vectors = pooled.vectors
+    return similarities(vectors[0][[i for i, _ in indices]], vectors[1][[j for _, j in indices]]), pooled.num_tokens
 
 
 async def _respond(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import numpy as np
 from pydantic import BaseModel, Field
 
 from jaxis.errors import RequestError
 from jaxis.pooling.frontend.async_pooling import MAX_TEXTS
+from jaxis.pooling.pairs import check_sides
 from jaxis.server.http.body import LenientModel, is_none, new_id
-from jaxis.server.pooling.fields import PoolingRequest, PoolingUsage, Texts
+from jaxis.server.pooling.fields import PoolingUsage, ScoringRequest, Texts
 
 
 class Document(LenientModel):
@@ -24,7 +25,7 @@ class Document(LenientModel):
 Documents = Annotated[list[str | Document], Field(min_length=1, max_length=MAX_TEXTS)]
 
 
-class ScoreRequest(PoolingRequest):
+class ScoreRequest(ScoringRequest):
     """Two lists of texts of the same length, or a string and a list.
 
     Attributes:
@@ -58,7 +59,7 @@ class ScoreResponse(BaseModel):
     usage: PoolingUsage
 
 
-class RerankRequest(PoolingRequest):
+class RerankRequest(ScoringRequest):
     """A query and documents to rank by it.
 
     Attributes:
@@ -102,31 +103,35 @@ def text_of(document: str | Document) -> str:
     return document if isinstance(document, str) else document.text
 
 
-def scored_pairs(request: ScoreRequest) -> tuple[tuple[str, list[str]], tuple[str, list[str]]]:
-    """(name of the field, its texts), on either side; a side of one goes with each of the other side.
+@dataclass(frozen=True)
+class Side:
+    """One side of the pairs of a request.
+
+    Attributes:
+      field: Where its texts stand, for errors.
+      texts: At least one.
+      is_list: Whether an error names the text's place in the field.
+    """
+
+    field: str
+    texts: list[str]
+    is_list: bool = True
+
+    def name(self, index: int) -> str:
+        """How errors call one."""
+        return f"{self.field}[{index}]" if self.is_list else self.field
+
+
+def scored_sides(request: ScoreRequest) -> tuple[Side, Side]:
+    """Both sides; a side of one goes with each of the other side.
 
     Raises:
       RequestError: A side is missing, or their lengths do not fit.
     """
     first = _side(request, ("text_1", "queries", "data_1"))
     second = _side(request, ("text_2", "documents", "data_2"))
-    if len(first[1]) not in (1, len(second[1])):
-        raise RequestError(
-            f"has {len(first[1])} texts and {second[0]} has {len(second[1])}: give one, or as many", param=first[0]
-        )
+    check_sides(len(first.texts), len(second.texts), (first.field, second.field))
     return first, second
-
-
-def pair_indices(num_first: int, num_second: int) -> list[tuple[int, int]]:
-    """Which text of the first side goes with which of the second."""
-    return [(0 if num_first == 1 else index, index) for index in range(num_second)]
-
-
-def similarities(first: np.ndarray, second: np.ndarray) -> list[float]:
-    """The cosine of each pair's vectors, [pairs, E], in float64: a pair's own, whatever is beside it."""
-    first, second = first.astype(np.float64), second.astype(np.float64)
-    norms = np.sqrt((first * first).sum(1)) * np.sqrt((second * second).sum(1))
-    return ((first * second).sum(1) / np.maximum(norms, 1e-24)).tolist()
 
 
 def score_response(scores: Sequence[float], num_tokens: int, model: str) -> ScoreResponse:
@@ -159,10 +164,11 @@ def rerank_response(request: RerankRequest, scores: Sequence[float], num_tokens:
     )
 
 
-def _side(request: ScoreRequest, names: Sequence[str]) -> tuple[str, list[str]]:
+def _side(request: ScoreRequest, names: Sequence[str]) -> Side:
     given = [name for name in names if getattr(request, name) is not None]
     if len(given) != 1:
         what = "is missing" if not given else f"and {given[1]} are the same: send one"
         raise RequestError(what, param=given[0] if given else names[0])
     value = getattr(request, given[0])
-    return given[0], [value] if isinstance(value, str) else [text_of(each) for each in value]
+    is_list = not isinstance(value, str)
+    return Side(given[0], [text_of(each) for each in value] if is_list else [value], is_list)

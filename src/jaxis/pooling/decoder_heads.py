@@ -1,0 +1,75 @@
+"""Decoders without their output heads, as checkpoints that make vectors have them, or with a classifier's instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.scope import LayerScope
+from jaxis.pooling.classifier_settings import num_labels
+from jaxis.pooling.score_head import ScoreHead, linear_head
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+    from jaxis.config.quantization import QuantizationConfig
+
+_PARTS = ("model.", "lm_head.", "score.")
+
+
+def without_head(model_class: type[Any]) -> type[Any]:
+    """The class of a decoder whose head is not loaded, and whose checkpoint may be that of the decoder alone.
+
+    Args:
+      model_class: A `CausalLM`.
+    """
+
+    class Headless(model_class):
+        def is_tied(self, config: HFConfig, default: bool) -> bool:
+            super().is_tied(config, default)  # reads the key
+            return True
+
+        def parameter_name(self, name_in_file: str) -> str:
+            name = super().parameter_name(name_in_file)
+            return name if name.startswith(_PARTS) else super().parameter_name(f"model.{name_in_file}")
+
+        def without_redundant_tensors(
+            self, weights: Iterable[tuple[str, np.ndarray]]
+        ) -> Iterable[tuple[str, np.ndarray]]:
+            kept = ((name, tensor) for name, tensor in weights if not name.startswith("lm_head."))
+            return super().without_redundant_tensors(kept)
+
+    Headless.__name__ = Headless.__qualname__ = model_class.__name__
+    return Headless
+
+
+def with_score(model_class: type[Any], *, is_reward_model: bool) -> type[Any]:
+    """The class of a decoder with the head of a classifier.
+
+    Args:
+      model_class: A `CausalLM`.
+      is_reward_model: Whether the head has two layers with a ReLU in between, as Qwen's reward models have, instead of
+        one.
+    """
+
+    class Scoring(without_head(model_class)):
+        def __init__(
+            self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None
+        ) -> None:
+            super().__init__(vllm_config, rng, quant_config)
+            scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names) / "score"
+            labels = num_labels(scope.config)
+            self.score = (
+                ScoreHead(scope, labels, activation=jax.nn.relu) if is_reward_model else linear_head(scope, labels)
+            )
+
+        def parameter_name(self, name_in_file: str) -> str:
+            name = super().parameter_name(name_in_file)
+            return name.replace("score.0.", "score.dense.").replace("score.2.", "score.out_proj.")
+
+    Scoring.__name__ = Scoring.__qualname__ = model_class.__name__
+    return Scoring

@@ -1,0 +1,52 @@
+"""Pairs of texts that a score is about, and the score of two vectors. Imports no JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxis.errors import RequestError
+
+Texts = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+
+
+def as_texts(value: Texts, name: str) -> list[str]:
+    """The strings of one side of pairs.
+
+    Args:
+      value: A string or an object with a `text`, or a list of them.
+      name: How errors call it.
+
+    Raises:
+      RequestError: It is something else.
+    """
+    items = [value] if isinstance(value, str | Mapping) else list(value)
+    texts = [item.get("text") if isinstance(item, Mapping) else item for item in items]
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise RequestError(f"[{index}] must be a string, or an object with a `text`", param=name)
+    if not texts:
+        raise RequestError("is empty: give at least one string", param=name)
+    return [text for text in texts if isinstance(text, str)]
+
+
+def check_sides(num_first: int, num_second: int, names: tuple[str, str]) -> None:
+    """Raises RequestError unless the first side has one, or as many as the second."""
+    if num_first not in (1, num_second):
+        raise RequestError(
+            f"has {num_first} texts and {names[1]} has {num_second}: give one, or as many", param=names[0]
+        )
+
+
+def pair_indices(num_first: int, num_second: int) -> list[tuple[int, int]]:
+    """Which text of the first side goes with which of the second: a side of one goes with each of the other."""
+    return [(0 if num_first == 1 else index, index) for index in range(num_second)]
+
+
+def similarities(first: np.ndarray, second: np.ndarray) -> list[float]:
+    """The cosine of each pair's vectors, [pairs, E], in float64: a pair's own, whatever is beside it."""
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    norms = np.sqrt((first * first).sum(1)) * np.sqrt((second * second).sum(1))
+    return ((first * second).sum(1) / np.maximum(norms, 1e-24)).tolist()
