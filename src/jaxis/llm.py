@@ -463,6 +463,7 @@ class LLM:
         *,
         truncate_prompt_tokens: int | None = None,
         use_activation: bool = True,
+        instruction: str | None = None,
         use_tqdm: bool | Callable[..., Any] | None = None,
         lora_request: object = None,
     ) -> list[ScoringRequestOutput]:
@@ -473,6 +474,7 @@ class LLM:
           data_2: One string or many; such as documents. Dicts with a "text" will do, too.
           truncate_prompt_tokens: See `embed`. Of a pair that a cross-encoder reads, the second text is cut.
           use_activation: See `classify`.
+          instruction: What to look for, of a model that gets it in words, such as Qwen3-Reranker; None is its card's.
           use_tqdm: vLLM's; without an effect.
           lora_request: vLLM's; must be None.
 
@@ -487,7 +489,11 @@ class LLM:
         first, second = as_texts(data_1, "data_1"), as_texts(data_2, "data_2")
         with interrupt_deferred():
             found = self._pooler.score(
-                first, second, truncate_tokens=truncate_prompt_tokens, use_activation=use_activation
+                first,
+                second,
+                truncate_tokens=truncate_prompt_tokens,
+                use_activation=use_activation,
+                instruction=instruction,
             )
         return [
             ScoringRequestOutput(str(number), ScoringOutput(score), token_ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -172,7 +173,7 @@ def test_models_of_one_kind_do_not_do_what_the_others_do(llm):
     ],
 )
 def test_what_follows_the_logits(config, activation, labels):
-    settings = read_classifier_settings(HFConfig(config), ["BertForSequenceClassification"])
+    settings = read_classifier_settings(HFConfig(config), ["BertForSequenceClassification"], Path("bert"))
     assert (settings.activation, settings.labels) == (activation, labels)
     logits = np.float32([[-2.0, 10.0][: len(labels)]])
     expected = {"identity": lambda x: x, "sigmoid": sigmoid, "softmax": softmax}[activation](logits[0].astype(float))
@@ -185,4 +186,4 @@ def test_labels_and_activations_that_make_no_sense_are_refused():
         ({"num_labels": 1, "sbert_ce_default_activation_function": "os.system"}, "asks for the activation 'os.system'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            read_classifier_settings(HFConfig(config), ["BertForSequenceClassification"])
+            read_classifier_settings(HFConfig(config), ["BertForSequenceClassification"], Path("bert"))

@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError, RequestError
+from jaxis.pooling.pair_template import (
+    QWEN3_RERANKER,
+    QWEN3_RERANKER_TOKENS,
+    PairTemplate,
+    is_qwen3_reranker,
+)
 
 Activation = Literal["identity", "sigmoid", "softmax"]
 _OF_PROBLEM: dict[str, Activation] = {"regression": "identity", "multi_label_classification": "sigmoid"}
@@ -32,10 +39,17 @@ class ClassifierSettings:
     Attributes:
       labels: The name of each.
       activation: What makes scores of logits.
+      template: How a pair becomes words; None: the tokenizer puts it together.
+      head_tokens: The tokens whose logits, by the head that predicts tokens, are the labels'; empty: there is a head of
+        its own.
+      is_difference: Whether there are two of these tokens, and the logit is the second's less the first's.
     """
 
     labels: tuple[str, ...]
     activation: Activation
+    template: PairTemplate | None = None
+    head_tokens: tuple[str, ...] = ()
+    is_difference: bool = False
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -60,9 +74,18 @@ class ClassifierSettings:
         return np.array([activate(row) for row in rows], np.float32).reshape(logits.shape)
 
 
-def is_classifier(architectures: Sequence[str]) -> bool:
-    """Whether one of the names is a classifier's."""
-    return any(name.endswith(_CLASSIFIER_ENDS) for name in architectures)
+def is_classifier(architectures: Sequence[str], path: Path) -> bool:
+    """Whether a checkpoint is a classifier's or a reranker's.
+
+    Args:
+      architectures: The names in its config.json.
+      path: Its folder or file.
+    """
+    return any(name.endswith(_CLASSIFIER_ENDS) for name in architectures) or _is_qwen3_reranker(architectures, path)
+
+
+def _is_qwen3_reranker(architectures: Sequence[str], path: Path) -> bool:
+    return any(name.startswith("Qwen3For") for name in architectures) and is_qwen3_reranker(path)
 
 
 def decoders_of_classifiers(architectures: Sequence[str]) -> list[str] | None:
@@ -77,18 +100,38 @@ def num_labels(config: HFConfig) -> int:
     return len(_labels(config))
 
 
-def read_classifier_settings(config: HFConfig, architectures: Sequence[str]) -> ClassifierSettings:
+def read_classifier_settings(config: HFConfig, architectures: Sequence[str], path: Path) -> ClassifierSettings:
     """The settings of a classifier.
 
     Args:
-      config: Its config.json.
+      config: Its config.json. vLLM's overrides for rerankers that are decoders are read: `classifier_from_token`, the
+        words whose logits count, `method`, how, and `is_original_qwen3_reranker`.
       architectures: The names in it.
+      path: Its folder or file.
 
     Raises:
-      ConfigError: It asks for an activation that is not supported.
+      ConfigError: It asks for something that is not supported.
     """
-    labels = _labels(config)
-    return ClassifierSettings(labels, _activation(config, architectures, len(labels)))
+    is_qwen3 = _is_qwen3_reranker(architectures, path)
+    template = QWEN3_RERANKER if config.get("is_original_qwen3_reranker", is_qwen3) else None
+    has_head = any(name.endswith(_CLASSIFIER_ENDS) for name in architectures)
+    tokens = config.get("classifier_from_token", () if has_head or not is_qwen3 else QWEN3_RERANKER_TOKENS)
+    if not tokens:
+        labels = _labels(config)
+        return ClassifierSettings(labels, _activation(config, architectures, len(labels)), template)
+    if not isinstance(tokens, list | tuple) or not all(isinstance(token, str) for token in tokens):
+        raise ConfigError(f"classifier_from_token={tokens!r} must be a list of words: correct it")
+    is_two_way = len(tokens) == 2 and template is not None
+    method = config.get("method", "from_2_way_softmax" if is_two_way else "no_post_processing")
+    is_difference = method == "from_2_way_softmax"
+    if method not in ("from_2_way_softmax", "no_post_processing") or (is_difference and len(tokens) != 2):
+        raise ConfigError(
+            f"method={method!r} with classifier_from_token={list(tokens)!r} is not supported: from_2_way_softmax takes "
+            "two words, no_post_processing any number"
+        )
+    labels = tuple(tokens[-1:] if is_difference else tokens)
+    activation = _activation(config, architectures, len(labels))
+    return ClassifierSettings(labels, activation, template, tuple(tokens), is_difference)
 
 
 def _labels(config: HFConfig) -> tuple[str, ...]:

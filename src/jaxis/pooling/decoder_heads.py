@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jaxis.config.hf_config import HFConfig
+from jaxis.errors import ConfigError
+from jaxis.kernels import native
+from jaxis.kernels.weights import lookup, pack
+from jaxis.layers.linear import JaxLinear
 from jaxis.layers.scope import LayerScope
 from jaxis.pooling.classifier_settings import num_labels
 from jaxis.pooling.score_head import ScoreHead, linear_head
@@ -19,6 +24,38 @@ if TYPE_CHECKING:
     from jaxis.config.quantization import QuantizationConfig
 
 _PARTS = ("model.", "lm_head.", "score.")
+
+
+def with_head_tokens(model_class: type[Any], *, is_difference: bool) -> type[Any]:
+    """The class of a decoder whose scores are the logits of some tokens.
+
+    Args:
+      model_class: A `CausalLM`.
+      is_difference: Whether there are two, and the score is the second's logit less the first's.
+    """
+
+    class ScoringByTokens(model_class):
+        def take_rows(self, token_ids: Sequence[int]) -> None:
+            """Keeps only the rows of these tokens of the head, once it is loaded.
+
+            Raises:
+              ConfigError: Logits are not the product with the head alone.
+            """
+            head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+            has_bias = self.lm_head is not None and self.lm_head.bias is not None
+            if has_bias or self.logits_multiplier != 1 or self.logits_soft_cap is not None:
+                raise ConfigError(
+                    f"classifier_from_token: {model_class.__name__} changes its logits, which is not supported here"
+                )
+            ids = jnp.array(token_ids, jnp.int32)
+            rows = np.asarray(lookup(ids, head.weight.get_value(), jnp.float32, axes=head.kernel_axes))
+            rows = rows[1:] - rows[:1] if is_difference else rows
+            self.lm_head = None
+            self.score = JaxLinear(rows.shape[1], len(rows), nnx.Rngs(0), use_bias=False)
+            self.score.weight.set_value(pack(rows) if native.usable() else jnp.asarray(rows))
+
+    ScoringByTokens.__name__ = ScoringByTokens.__qualname__ = model_class.__name__
+    return ScoringByTokens
 
 
 def without_head(model_class: type[Any]) -> type[Any]:

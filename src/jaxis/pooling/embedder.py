@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from jaxis.config.architecture import architectures_of
@@ -32,7 +33,7 @@ from jaxis.pooling.classifier_settings import (
     is_classifier,
     read_classifier_settings,
 )
-from jaxis.pooling.decoder_heads import with_score, without_head
+from jaxis.pooling.decoder_heads import with_head_tokens, with_score, without_head
 from jaxis.pooling.encoders import encoder_class
 from jaxis.pooling.inputs import InputReader, PoolingInput
 from jaxis.pooling.pairs import check_sides, pair_indices, similarities
@@ -40,6 +41,7 @@ from jaxis.pooling.pooling_model import PoolingModel
 from jaxis.pooling.settings import PoolingSettings, read_pooling_settings, trained_dimensions
 from jaxis.prompts import Prompt
 from jaxis.sampling_params import SamplingParams
+from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import read_tokenizer
 
 if TYPE_CHECKING:
@@ -107,20 +109,34 @@ class Embedder:
         """
         return self._compute(self.reader.read(texts, truncate_tokens=truncate_tokens, kind=kind))
 
-    def embed_pairs(self, pairs: Sequence[tuple[str, str]], *, truncate_tokens: int | None = None) -> list[Embedding]:
+    def embed_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        truncate_tokens: int | None = None,
+        instruction: str | None = None,
+    ) -> list[Embedding]:
         """The logits of pairs of texts.
 
         Args:
           pairs: Two strings each.
           truncate_tokens: See `InputReader.read_pairs`.
+          instruction: See `InputReader.read_pairs`.
 
         Raises:
           RequestError: See `InputReader.read_pairs`; nothing was computed.
         """
-        return self._compute(self.reader.read_pairs(pairs, truncate_tokens=truncate_tokens))
+        read = self.reader.read_pairs(pairs, truncate_tokens=truncate_tokens, instruction=instruction)
+        return self._compute(read)
 
     def score(
-        self, first: Sequence[str], second: Sequence[str], *, truncate_tokens: int | None, use_activation: bool
+        self,
+        first: Sequence[str],
+        second: Sequence[str],
+        *,
+        truncate_tokens: int | None,
+        use_activation: bool,
+        instruction: str | None,
     ) -> list[tuple[float, list[int]]]:
         """The score of each pair, and the token ids of its texts.
 
@@ -129,6 +145,7 @@ class Embedder:
           second: Those of the other side.
           truncate_tokens: See `InputReader.read`.
           use_activation: Whether a classifier's logit becomes a probability.
+          instruction: See `InputReader.read_pairs`.
 
         Raises:
           RequestError: See `InputReader.read_pairs`, or the model is a classifier of several labels.
@@ -137,9 +154,11 @@ class Embedder:
         pairs = pair_indices(len(first), len(second))
         if self.classifier is not None:
             self.classifier.check_scores()
-            found = self.embed_pairs([(first[i], second[j]) for i, j in pairs], truncate_tokens=truncate_tokens)
+            texts = [(first[i], second[j]) for i, j in pairs]
+            found = self.embed_pairs(texts, truncate_tokens=truncate_tokens, instruction=instruction)
             scores = self.classifier.scores(np.stack([each.vector for each in found]), use_activation=use_activation)
             return [(float(score), each.token_ids) for [score], each in zip(scores, found, strict=True)]
+        self.reader.check_instruction(instruction)
         sides = [
             self.embed(texts, truncate_tokens=truncate_tokens, kind=kind if self.reader.has_kind(kind) else None)
             for kind, texts in (("query", first), ("document", second))
@@ -173,8 +192,8 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
     _check(args)
     names = architectures_of(opened.hf_config)
     encoder, classifier = encoder_class(names), None
-    if is_classifier(names):
-        classifier = read_classifier_settings(opened.hf_config, names)
+    if is_classifier(names, opened.path):
+        classifier = read_classifier_settings(opened.hf_config, names, opened.path)
         settings = PoolingSettings("cls" if encoder is not None else "last")
     else:
         settings = read_pooling_settings(opened.path, "mean" if encoder is not None else "last")
@@ -187,10 +206,13 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
     args = dataclasses.replace(
         args, max_num_batched_tokens=step, max_num_seqs=args.max_num_seqs or min(DEFAULT_STEP_TEXTS, step)
     )
-    model = _load(opened, args, encoder or _decoder_class(opened, names), settings, progress)
     tokenizer = read_tokenizer(opened.path)
+    model_class = encoder or _decoder_class(opened, names, classifier)
+    head_tokens = () if classifier is None else _token_ids(classifier.head_tokens, tokenizer)
+    model = _load(opened, args, model_class, settings, progress, head_tokens)
     config = opened.hf_config.get_text_config()
-    reader = InputReader(tokenizer, settings, max_tokens=max_tokens, vocab_size=config["vocab_size"])
+    template = None if classifier is None else classifier.template
+    reader = InputReader(tokenizer, settings, max_tokens=max_tokens, vocab_size=config["vocab_size"], template=template)
     info = functools.partial(_info, args, opened, model, settings, classifier, max_tokens)
     return Embedder(model, reader, classifier, info)
 
@@ -236,24 +258,45 @@ def _info(
     )
 
 
-def _decoder_class(opened: OpenedModel, names: Sequence[str]) -> type[Any]:
+def _token_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> list[int]:
+    """The id of each word of `classifier_from_token`."""
+    if words and tokenizer is None:
+        raise ConfigError("classifier_from_token names words, and the checkpoint has no tokenizer: add one")
+    found = [tokenizer.encode(word, add_special_tokens=False) for word in words] if tokenizer is not None else []
+    for word, ids in zip(words, found, strict=True):
+        if len(ids) != 1:
+            raise ConfigError(f"classifier_from_token: {word!r} has {len(ids)} tokens in this vocabulary: name others")
+    return [token_id for [token_id] in found]
+
+
+def _decoder_class(opened: OpenedModel, names: Sequence[str], classifier: ClassifierSettings | None) -> type[Any]:
     decoders = decoders_of_classifiers(names)
     config = opened.hf_config
     model_class = model_class_of(config) if decoders is None else model_class_of(config, decoders)
     if not issubclass(model_class, CausalLM):
         raise ConfigError(f"{model_class.__name__} cannot make vectors here: use another model")
+    if classifier is not None and classifier.head_tokens:
+        return with_head_tokens(model_class, is_difference=classifier.is_difference)
     if decoders is None:
         return without_head(model_class)
     return with_score(model_class, is_reward_model=any(name.endswith("ForRewardModel") for name in names))
 
 
 def _load(
-    opened: OpenedModel, args: EngineArgs, model_class: type[Any], settings: PoolingSettings, progress: ProgressDisplay
+    opened: OpenedModel,
+    args: EngineArgs,
+    model_class: type[Any],
+    settings: PoolingSettings,
+    progress: ProgressDisplay,
+    head_tokens: Sequence[int],
 ) -> PoolingModel:
     [mesh] = opened.make_meshes(args)
     vllm_config = make_vllm_config(args, opened.path, opened.hf_config, mesh.devices.flat[0].platform)
     with progress.loading(str(args.model)) as on_progress:
-        model = load_model(vllm_config, mesh, on_progress, model_class=model_class)
+        model: Any = load_model(vllm_config, mesh, on_progress, model_class=model_class)
+    if head_tokens:
+        with jax.set_mesh(mesh):
+            model.take_rows(head_tokens)
     decoder = model if isinstance(model, DecoderModel) else getattr(model, "decoder", None)
     specs: list[CacheSpec] = []
     for spec in cache_specs(model, vllm_config):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxis.errors import ContextLengthError, RequestError
+from jaxis.pooling.pair_template import PairTemplate
 from jaxis.pooling.settings import PoolingSettings
 from jaxis.prompts import Prompt, tokenize_prompt
 from jaxis.tokenizer import Tokenizer
@@ -40,13 +41,20 @@ class InputReader:
       tokenizer, max_tokens: See above.
       settings: What strings begin with.
       vocab_size: Token ids are less.
+      template: How a pair becomes words; None: the tokenizer puts it together.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, settings: PoolingSettings, *, max_tokens: int, vocab_size: int
+        self,
+        tokenizer: Tokenizer | None,
+        settings: PoolingSettings,
+        *,
+        max_tokens: int,
+        vocab_size: int,
+        template: PairTemplate | None = None,
     ) -> None:
         self.tokenizer, self.max_tokens = tokenizer, max_tokens
-        self._settings, self._vocab_size = settings, vocab_size
+        self._settings, self._vocab_size, self._template = settings, vocab_size, template
         # What is sure to be too long is refused before it is tokenized.
         self._limited = None if tokenizer is None else tokenizer.limited_to(max_tokens + 1)
 
@@ -79,6 +87,7 @@ class InputReader:
         pairs: Sequence[tuple[str, str]],
         *,
         truncate_tokens: int | None = None,
+        instruction: str | None = None,
         names: Callable[[int], tuple[str, str]] | None = None,
     ) -> list[PoolingInput]:
         """The token ids of pairs, which a model sees together.
@@ -86,15 +95,22 @@ class InputReader:
         Args:
           pairs: Two strings each.
           truncate_tokens: See `read`; the second text is cut.
+          instruction: What the model is to do, of one that gets it in words; None is its own.
           names: How errors call the two texts of a pair, by its index.
 
         Raises:
           RequestError: See `read`; also, the checkpoint has no tokenizer, or the first text leaves the second no room.
         """
         limit = self._limit(truncate_tokens)
+        self.check_instruction(instruction)
         of = (lambda _: "") if len(pairs) == 1 else (lambda index: f" of pair {index} of {len(pairs)}")
         names = names or (lambda index: (f"the first text{of(index)}", f"the second text{of(index)}"))
-        return [self._read_pair(pair, limit, names(index)) for index, pair in enumerate(pairs)]
+        return [self._read_pair(pair, limit, instruction, names(index)) for index, pair in enumerate(pairs)]
+
+    def check_instruction(self, instruction: str | None) -> None:
+        """Raises RequestError for an instruction to a model that gets none."""
+        if instruction is not None and self._template is None:
+            raise RequestError("is for rerankers that get it in words, and this model does not", param="instruction")
 
     def has_kind(self, kind: str) -> bool:
         """Whether the checkpoint has words that texts of a kind begin with."""
@@ -135,7 +151,9 @@ class InputReader:
         self._check(token_ids, where)
         return PoolingInput(tokenized.text, token_ids, len(token_ids))
 
-    def _read_pair(self, pair: tuple[str, str], limit: int | None, names: tuple[str, str]) -> PoolingInput:
+    def _read_pair(
+        self, pair: tuple[str, str], limit: int | None, instruction: str | None, names: tuple[str, str]
+    ) -> PoolingInput:
         for text, where in zip(pair, names, strict=True):
             if text == "":
                 raise RequestError("is empty: give at least one token", param=where)
@@ -143,13 +161,17 @@ class InputReader:
         if tokenizer is None:
             raise RequestError("is text, and the checkpoint has no tokenizer: add one", param=names[0])
         try:
-            token_ids, second_start = tokenizer.encode_pair(*pair)
+            if self._template is not None:
+                token_ids = self._template.encode(tokenizer, *pair, instruction, limit)
+                second_start = len(token_ids)
+            else:
+                token_ids, second_start = tokenizer.encode_pair(*pair)
+                if limit is not None and len(token_ids) > limit:
+                    token_ids = self._cut(token_ids, limit, second_start)
         except ContextLengthError as error:
             raise self._too_long(f"at least {error.num_prompt_tokens}", names[1]) from None
-        if limit is not None and len(token_ids) > limit:
-            token_ids = self._cut(token_ids, limit, second_start)
-            if not token_ids:
-                raise RequestError(f"leaves no room for {names[1]} in {limit} tokens: shorten it", param=names[0])
+        if limit is not None and not token_ids:
+            raise RequestError(f"leaves no room for {names[1]} in {limit} tokens: shorten it", param=names[0])
         self._check(token_ids, names[1])
         return PoolingInput(None, token_ids, second_start)
 

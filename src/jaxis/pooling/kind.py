@@ -30,7 +30,7 @@ def is_made_for_pooling(path: Path, config: HFConfig) -> bool:
       config: Its config.json.
     """
     names = architectures_of(config)
-    return has_pooling_files(path) or is_encoder(names) or is_classifier(names)
+    return has_pooling_files(path) or is_encoder(names) or is_classifier(names, path)
 
 
 def pools(args: EngineArgs, runner: Runner) -> bool:

@@ -50,12 +50,13 @@ class PairGroup:
     Attributes:
       pairs: Two strings each.
       names: How errors call the two of a pair, by its index.
-      truncate_tokens: See `InputReader.read_pairs`.
+      truncate_tokens, instruction: See `InputReader.read_pairs`.
     """
 
     pairs: Sequence[tuple[str, str]]
     names: Callable[[int], tuple[str, str]]
     truncate_tokens: int | None = None
+    instruction: str | None = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,9 @@ def _texts(group: TextGroup | PairGroup) -> Iterable[Prompt]:
 def _read(engine: AsyncPoolingEngine, groups: Sequence[TextGroup | PairGroup]) -> list[list[PoolingInput]]:
     reader = reader_of(engine)
     return [
-        reader.read_pairs(group.pairs, truncate_tokens=group.truncate_tokens, names=group.names)
+        reader.read_pairs(
+            group.pairs, truncate_tokens=group.truncate_tokens, instruction=group.instruction, names=group.names
+        )
         if isinstance(group, PairGroup)
         else reader.read(group.texts, truncate_tokens=group.truncate_tokens, kind=group.kind, name=group.name)
         for group in groups
@@ -180,4 +183,11 @@ def _read(engine: AsyncPoolingEngine, groups: Sequence[TextGroup | PairGroup]) -
 def reader_of(engine: AsyncPoolingEngine) -> InputReader:
     """What reads the texts of an engine's requests."""
     info = engine.pooling_info
-    return InputReader(engine.tokenizer, info.settings, max_tokens=info.max_model_len, vocab_size=info.vocab_size)
+    template = None if info.classifier is None else info.classifier.template
+    return InputReader(
+        engine.tokenizer,
+        info.settings,
+        max_tokens=info.max_model_len,
+        vocab_size=info.vocab_size,
+        template=template,
+    )

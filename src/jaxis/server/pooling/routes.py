@@ -29,7 +29,6 @@ from jaxis.server.pooling.embeddings import (
     embedding_response,
     text_group,
 )
-from jaxis.server.pooling.fields import ScoringRequest
 from jaxis.server.pooling.other_servers import (
     LlamaEmbedding,
     LlamaEmbeddingRequest,
@@ -192,7 +191,9 @@ async def ollama_embeddings(body: OllamaEmbeddingRequest, request: Request, cont
     return await _respond(request, answer, headers)
 
 
-async def _scores(context: ServerContext, body: ScoringRequest, first: Side, second: Side) -> tuple[list[float], int]:
+async def _scores(
+    context: ServerContext, body: ScoreRequest | RerankRequest, first: Side, second: Side
+) -> tuple[list[float], int]:
     """The score of each pair, and the tokens of all texts."""
     indices, truncate = pair_indices(len(first.texts), len(second.texts)), body.truncate_prompt_tokens
     activates, reader = body.activates, reader_of(pooling_engine(context))
@@ -200,8 +201,9 @@ async def _scores(context: ServerContext, body: ScoringRequest, first: Side, sec
         classifier.check_scores()
         pairs = [(first.texts[i], second.texts[j]) for i, j in indices]
         names = [(first.name(i), second.name(j)) for i, j in indices]
-        pooled = await pool(context, [PairGroup(pairs, names.__getitem__, truncate)])
+        pooled = await pool(context, [PairGroup(pairs, names.__getitem__, truncate, body.instruction)])
         return classifier.scores(pooled.vectors[0], use_activation=activates)[:, 0].tolist(), pooled.num_tokens
+    reader.check_instruction(body.instruction)
     # Each side with the words that the checkpoint has for texts of its kind.
     kinds = [kind if reader.has_kind(kind) else None for kind in ("query", "document")]
     sides = [

@@ -30,6 +30,7 @@ class ScoreRequest(ScoringRequest):
 
     Attributes:
       text_1, text_2: The texts; `queries` and `documents`, or `data_1` and `data_2`, are the same under other names.
+      instruction: See `RerankRequest`.
     """
 
     text_1: str | Texts | None = None
@@ -38,6 +39,7 @@ class ScoreRequest(ScoringRequest):
     documents: str | Documents | None = None
     data_1: str | Texts | None = None
     data_2: str | Texts | None = None
+    instruction: str | None = None
 
 
 class Score(BaseModel):
@@ -67,12 +69,14 @@ class RerankRequest(ScoringRequest):
       documents: Strings, or objects with a `text`.
       top_n: How many of the best to return; none, or 0, is all.
       return_documents: Whether the answer repeats the documents; none does.
+      instruction: What to look for, of a model that gets it in words, such as Qwen3-Reranker; none is its card's.
     """
 
     query: str
     documents: Documents
     top_n: Annotated[int, Field(ge=0)] | None = None
     return_documents: bool | None = None
+    instruction: str | None = None
 
 
 class RankedText(BaseModel):
