@@ -13,6 +13,7 @@
 #include "head_matmul.h"
 #include "index_selection.h"
 #include "latent_attention.h"
+#include "low_rank.h"
 #include "matmul.h"
 #include "norm.h"
 #include "quantize.h"
@@ -37,6 +38,7 @@ namespace jaxis {
   X(packed_rows, PackedRows)           \
   X(experts, Experts)                  \
   X(head_matmul, HeadMatmul)           \
+  X(low_rank, LowRank)                 \
   X(rms_norm, RmsNorm)                 \
   X(layer_norm, LayerNorm)             \
   X(row_moments, RowMoments)           \

@@ -127,8 +127,8 @@ int64_t panel_bytes(const WeightFormat& format);
 
 inline int64_t num_panels(int64_t n) { return (n + kPanelRows - 1) / kPanelRows; }
 
-// out[i] = x weight[i]^T, for matrices of one format. With an activation: out[0] = activation(x weight[0]^T) * (x
-// weight[1]^T), element by element.
+// out[i] = x weight[i]^T + addend[i], for matrices of one format. With an activation: out[0] = activation(x weight[0]^T
+// + addend[0]) * (x weight[1]^T + addend[1]), element by element.
 struct Matmul {
   const float* x;  // [rows, k]
   int64_t rows;
@@ -138,7 +138,8 @@ struct Matmul {
   int num_matrices;
   const uint8_t* weight[kMaxMatrices];
   int64_t n[kMaxMatrices];
-  float* out[kMaxMatrices];  // [rows, n]
+  const float* addend[kMaxMatrices];  // [rows, n]; null: nothing is added
+  float* out[kMaxMatrices];           // [rows, n]
 };
 
 // out[i] = row ids[i] of the matrix as float32; ids are clamped into [0, n).

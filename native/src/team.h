@@ -50,8 +50,8 @@ void at_end_of_share(void (*function)());
 // Kernels do not run inside one another, so each family has names of its own for the same buffers: a thread keeps as
 // much memory as the most that one family needs. Within a family each name is another buffer.
 enum class Scratch {
-  // matmul, experts, head_matmul: the caller's, but for a panel and a tile, which are the worker's.
-  kRows,         // what is multiplied, laid out for the micro-kernels
+  // matmul, experts, head_matmul, low_rank: the caller's, but for a panel and a tile, which are the worker's.
+  kRows,         // what is multiplied, laid out for the micro-kernels; of low_rank, products with the first matrices
   kPanel,        // a panel of weights, upcast or unpacked
   kTile,         // a panel's results
   kExpertOrder,  // slots of tokens by expert

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from jaxis.config.quantization import ApplyingQuantMethod, QuantizationConfig
 from jaxis.kernels.weights import fused_matmul, matmul
+from jaxis.layers.addition import LowRankAddition, addends_of
 from jaxis.layers.module import Initializer, JaxModule, calls_are_observed, make_parameter
 from jaxis.layers.weight_format import WeightSlot
 from jaxis.layers.weight_loader import default_weight_loader
@@ -33,9 +34,13 @@ class JaxLinear(JaxModule):
       kernel_init: Initializer of the weight.
       quant_config: Decides how the weight is stored.
       prefix: The layer's dotted name, which `quant_config` looks up.
+
+    Attributes:
+      addition: What is added to the product; None: nothing.
     """
 
     weight: nnx.Param
+    addition: LowRankAddition | None = None
     can_be_packed = True
 
     def __init__(
@@ -72,16 +77,27 @@ class JaxLinear(JaxModule):
 
     def product(self, x: jax.Array, *, preferred_element_type: DTypeLike | None = None) -> jax.Array:
         """x [..., in] -> [..., out] without the bias, in `preferred_element_type` or x's type."""
+        if self.addition is not None:
+            return self._changed_product(x, preferred_element_type)
         if isinstance(self.quant_method, ApplyingQuantMethod):
             return self.quant_method.apply(self, x, preferred_element_type=preferred_element_type)
         return matmul(x, self.weight.get_value(), preferred_element_type=preferred_element_type, axes=self.kernel_axes)
+
+    def _changed_product(self, x: jax.Array, preferred_element_type: DTypeLike | None) -> jax.Array:
+        addends = addends_of(x, [self])
+        assert addends is not None
+        weight, dtype = self.weight.get_value(), preferred_element_type or x.dtype
+        if dtype == x.dtype and (fused := fused_matmul(x, [weight], addends)) is not None:
+            return fused[0]
+        y = matmul(x, weight, preferred_element_type=jnp.float32, axes=self.kernel_axes)
+        return (y + addends[0]).astype(dtype)
 
 
 def apply_together(x: jax.Array, *layers: JaxLinear) -> list[jax.Array]:
     """The output of each layer for x [..., in], computed in one kernel if there is one for their weights."""
     results = None
     if can_be_fused(*layers):
-        results = fused_matmul(x, [layer.weight.get_value() for layer in layers])
+        results = fused_matmul(x, [layer.weight.get_value() for layer in layers], addends_of(x, layers) or ())
     if results is None:
         return [layer(x) for layer in layers]
     biased = zip(layers, results, strict=True)

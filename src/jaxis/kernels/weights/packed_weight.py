@@ -78,16 +78,21 @@ class PackedWeight(Weight):
     def pack(self, dtype: DTypeLike = jnp.float32, allocate: Allocate | None = None) -> Self:
         return self
 
-    def fused_matmul(self, x: jax.Array, weights: Sequence[PackedWeight]) -> list[jax.Array] | None:
+    def fused_matmul(
+        self, x: jax.Array, weights: Sequence[PackedWeight], addends: Sequence[jax.Array] = ()
+    ) -> list[jax.Array] | None:
         if len(weights) > MAX_MATRICES or len({weight.format for weight in weights}) != 1:
             return None
-        results = matmul(x.astype(jnp.float32), weights, act_qtype=self.format.act_qtype)
+        results = matmul(x.astype(jnp.float32), weights, addends, act_qtype=self.format.act_qtype)
         return [y.astype(x.dtype) for y in results]
 
-    def gated_matmul(self, x: jax.Array, up: PackedWeight, activation: str) -> jax.Array | None:
+    def gated_matmul(
+        self, x: jax.Array, up: PackedWeight, activation: str, addends: Sequence[jax.Array] = ()
+    ) -> jax.Array | None:
         if self.format != up.format or self.shape != up.shape:
             return None
-        (y,) = matmul(x.astype(jnp.float32), [self, up], act_qtype=self.format.act_qtype, activation=activation)
+        rows, act_qtype = x.astype(jnp.float32), self.format.act_qtype
+        (y,) = matmul(rows, [self, up], addends, act_qtype=act_qtype, activation=activation)
         return y.astype(x.dtype)
 
     def head_matmul(self, x: jax.Array) -> jax.Array:
@@ -230,15 +235,22 @@ def pack_panels(
 
 
 def matmul(
-    x: jax.Array, weights: Sequence[PackedWeight], *, act_qtype: str | None = None, activation: str | None = None
+    x: jax.Array,
+    weights: Sequence[PackedWeight],
+    addends: Sequence[jax.Array] = (),
+    *,
+    act_qtype: str | None = None,
+    activation: str | None = None,
 ) -> list[jax.Array]:
     """Products of one x with up to four weights of the same format; x is read (and quantized) once.
 
     Args:
       x: float32 [..., in].
       weights: Each of [out, in].
+      addends: float32 [..., out], added to each product; none: nothing is.
       act_qtype: "int8" quantizes x dynamically, as in `quantized_matmul`; None does not.
-      activation: "silu" or "gelu_tanh": the only result is `activation(x w0^T) * (x w1^T)`.
+      activation: "silu" or "gelu_tanh": the only result is `activation(x w0^T) * (x w1^T)`,
+        with the addends in the brackets.
 
     Returns:
       float32 [..., out] for each.
@@ -251,6 +263,7 @@ def matmul(
         outputs if activation is None else outputs[:1],
         rows,
         *(weight.data for weight in weights),
+        *(addend.reshape(rows.shape[0], -1) for addend in addends),
         n=np.asarray(sizes, np.int64),
         quantize_activations=act_qtype is not None,
         activation=np.int32(ACTIVATIONS[activation or "none"]),

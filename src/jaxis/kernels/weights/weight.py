@@ -119,12 +119,22 @@ class Weight(Protocol):
         """
         ...
 
-    def fused_matmul(self, x: jax.Array, weights: Sequence[Any]) -> list[jax.Array] | None:
-        """`matmul` with each of several weights of this form in one kernel; None if there is none for them."""
+    def fused_matmul(
+        self, x: jax.Array, weights: Sequence[Any], addends: Sequence[jax.Array] = ()
+    ) -> list[jax.Array] | None:
+        """`matmul` with each of several weights of this form in one kernel; None if there is none for them.
+
+        Addends, float32 [..., out] for each, are added to the products before these are rounded.
+        """
         return None
 
-    def gated_matmul(self, x: jax.Array, up: Any, activation: str) -> jax.Array | None:
-        """`activation(x @ self.T) * (x @ up.T)` in one kernel, which knows the activation by this name; else None."""
+    def gated_matmul(
+        self, x: jax.Array, up: Any, activation: str, addends: Sequence[jax.Array] = ()
+    ) -> jax.Array | None:
+        """`activation(x @ self.T) * (x @ up.T)` in one kernel, which knows the activation by this name; else None.
+
+        Addends, float32 [..., out] for both products, are added to these first.
+        """
         return None
 
     def head_matmul(self, x: jax.Array) -> jax.Array:

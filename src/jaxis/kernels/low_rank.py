@@ -1,0 +1,61 @@
+"""Products with pairs of thin matrices, another pair for each row: what adapters add to the products of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels import native
+from jaxis.kernels.native_constants import MAX_MATRICES
+
+
+class LowRankStack(NamedTuple):
+    """The pairs of one layer: S slots of rank r at most.
+
+    Attributes:
+      a: float32 [S, r, in].
+      b: float32 [S, r, out].
+      ranks: i32 [S]; of slot s, only the first ranks[s] rows of both count.
+    """
+
+    a: jax.Array
+    b: jax.Array
+    ranks: jax.Array
+
+
+def low_rank(x: jax.Array, slots: jax.Array, stacks: Sequence[LowRankStack]) -> list[jax.Array]:
+    """`b[s].T @ (a[s] @ x[t])` for each row t, whose slot is s = slots[t] - 1; zeros where slots[t] is 0.
+
+    With native kernels, a row's bits depend on no other row.
+
+    Args:
+      x: [T, in].
+      slots: i32 [T], from 0 to S.
+      stacks: At most MAX_MATRICES.
+
+    Returns:
+      float32 [T, out] of each stack.
+    """
+    x = x.astype(jnp.float32)
+    if not native.usable():
+        return [_definition(x, slots, stack) for stack in stacks]
+    assert len(stacks) <= MAX_MATRICES
+    outputs = [jax.ShapeDtypeStruct((x.shape[0], stack.b.shape[2]), jnp.float32) for stack in stacks]
+    return list(native.call("low_rank", outputs, x, slots, *(array for stack in stacks for array in stack)))
+
+
+def _definition(x: jax.Array, slots: jax.Array, stack: LowRankStack) -> jax.Array:
+    """Rows are sorted by slot, so that each slot's matrices are read once; rows without one come last, in no group."""
+    num_slots, rank = stack.a.shape[:2]
+    slots = jnp.where(slots == 0, num_slots, slots - 1)
+    order = jnp.argsort(slots)
+    sizes = jnp.bincount(slots, length=num_slots + 1)[:num_slots].astype(jnp.int32)
+    u = jax.lax.ragged_dot(x[order], jnp.swapaxes(stack.a, 1, 2), sizes)
+    of_row = jnp.append(stack.ranks, 0)[slots[order]]
+    u = jnp.where(jnp.arange(rank) < of_row[:, None], u, 0.0)
+    y = jax.lax.ragged_dot(u, stack.b, sizes)
+    y = jnp.where((slots[order] < num_slots)[:, None], y, 0.0)
+    return jnp.zeros_like(y).at[order].set(y)
