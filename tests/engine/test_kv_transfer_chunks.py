@@ -66,6 +66,7 @@ def blocks_of(llm, tokens):
         priority=0,
         client=None,
         cache_salt=None,
+        variant=b"",
         grammar=None,
         reads_prediction=False,
     )

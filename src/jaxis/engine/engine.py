@@ -119,6 +119,7 @@ class LLMEngine:
         priority: int = 0,
         client: str | None = None,
         cache_salt: str | None = None,
+        variant: bytes = b"",
         grammar: Grammar | None = None,
     ) -> Request:
         """Queues a request for `params.n` completions of a prompt.
@@ -131,6 +132,7 @@ class LLMEngine:
           priority: The lower value is served first.
           client: Whose request it is: clients share the tokens of steps equally (see `FairShares`).
           cache_salt: Only requests with the same salt share prefix-cache blocks.
+          variant: Digest of what changes the model for it (see `Variants`); b"": nothing.
           grammar: `params.structured_outputs`, compiled; None compiles it here, which may take seconds.
 
         Returns:
@@ -142,6 +144,10 @@ class LLMEngine:
         prompt_token_ids = self._factory.checked_prompt(prompt_token_ids)
         self._factory.check_needs_no_tokenizer(params)
         self.connector.check(params)
+        if variant:
+            if self.runner.variants is None:
+                raise RequestError("this engine has no variants of its model")
+            self.runner.variants.check(variant)
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
         if params.structured_outputs is None:
@@ -156,6 +162,7 @@ class LLMEngine:
             priority=priority,
             client=client,
             cache_salt=cache_salt,
+            variant=variant,
             grammar=grammar,
             reads_prediction=self.speculation.reads_predictions,
         )

@@ -62,6 +62,7 @@ class RequestFactory:
         priority: int,
         client: str | None,
         cache_salt: str | None,
+        variant: bytes,
         grammar: Grammar | None,
         reads_prediction: bool,
     ) -> Request:
@@ -77,7 +78,7 @@ class RequestFactory:
         request = Request(request_id, prompt, prompt_token_ids, params, seed)
         prediction = self._prediction(params) if reads_prediction else []
         for index in range(params.n):
-            completion = self._completion(request, index, priority, client, cache_salt, grammar, prediction)
+            completion = self._completion(request, index, priority, client, cache_salt, variant, grammar, prediction)
             request.completions.append(completion)
         return request
 
@@ -111,6 +112,7 @@ class RequestFactory:
         priority: int,
         client: str | None,
         cache_salt: str | None,
+        variant: bytes,
         grammar: Grammar | None,
         prediction_token_ids: list[int],
     ) -> CompletionState:
@@ -126,6 +128,7 @@ class RequestFactory:
             priority=priority,
             client=client,
             cache_salt=cache_salt,
+            variant=variant,
             prediction_token_ids=prediction_token_ids,
         )
         sampling = SequenceSampling(

@@ -7,6 +7,7 @@ same.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +19,7 @@ from jaxis.engine.execution.kv_cache import CachePlan
 from jaxis.engine.execution.model_arrays import ModelArrays, hidden_state_struct
 from jaxis.engine.execution.program_context import ProgramContext
 from jaxis.engine.execution.program_key import Compiled, ProgramKey, lower
+from jaxis.engine.execution.variants import Variants
 from jaxis.kernels import native
 from jaxis.parallel.stages import WHOLE, Stage
 
@@ -122,6 +124,10 @@ class DeviceExecutor:
     def context(self) -> ProgramContext:
         """What the programs are compiled for."""
         return self.state.context
+
+    def set_variants(self, variants: Variants) -> None:
+        """Gives the model variants, before the first program that needs them is compiled."""
+        self.state.context = dataclasses.replace(self.context, variants=variants)
 
     @property
     def num_stages(self) -> int:

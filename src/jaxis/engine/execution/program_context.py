@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.engine.execution.kv_cache import CacheStruct
-from jaxis.engine.execution.model_arrays import ModelArrays
+from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.execution.rank_programs import RankPrograms
+from jaxis.engine.execution.step_inputs import StepInputs, StepShape
+from jaxis.engine.execution.variants import Variants
 from jaxis.kernels.platform import target_platform
 from jaxis.parallel.mesh import MODEL_AXIS, automatic_axes, logical_sharding
 from jaxis.parallel.stages import WHOLE, Stage
@@ -34,6 +36,7 @@ class ProgramContext:
       max_num_seqs: Most sequences in a step (max R).
       vocab_size: V.
       stage: Which part of the model this is.
+      variants: Of the model; None: there are none.
     """
 
     model: ModelArrays
@@ -44,6 +47,17 @@ class ProgramContext:
     vocab_size: int
     num_draft_caches: int = 0
     stage: Stage = WHOLE
+    variants: Variants | None = None
+
+    def arrays_of(self, shape: StepShape) -> list[jax.Array]:
+        """The arrays that the model's program of a step of this shape takes."""
+        return self.model.arrays if not shape.has_variants or self.variants is None else self.variants.arrays
+
+    def merge(self, arrays: list[jax.Array], step: StepInputs) -> GenerativeModel:
+        """The model of a step, inside its program, rebuilt from `arrays_of`."""
+        if step.places is None or self.variants is None:
+            return self.model.merge(arrays)
+        return self.variants.merge(arrays, step.places)
 
     @functools.cached_property
     def ranks(self) -> RankPrograms:

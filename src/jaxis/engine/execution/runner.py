@@ -117,6 +117,7 @@ class Runner:
       bytes_per_state_slot: Bytes of a slot in all layers.
       max_model_len: The configured one, shortened if the cache cannot hold a sequence that long.
       vocab_size: V.
+      variants: Of the model; None: there are none.
       newest: The step that was dispatched last, while the devices have its hidden states; None if they do not.
       inflight_rows: For each sequence that the newest step samples from, which of the sampled tokens is its own.
       on_step_logits: For verification: called with each step's output and its tokens' logits, float32 [T, V]. None, the
@@ -137,6 +138,7 @@ class Runner:
         last = executor.stages[-1]
         plan, self.num_ranks = executor.plan, last.context.ranks.num_ranks
         self.num_stages, self._is_native = executor.num_stages, last.is_native
+        self.variants = last.context.variants
         self.num_blocks, self.max_model_len = plan.num_blocks, plan.max_model_len
         self.kv_bytes_per_block = plan.bytes_per_block
         self.num_state_slots, self.bytes_per_state_slot = plan.num_state_slots, plan.bytes_per_slot
@@ -183,15 +185,16 @@ class Runner:
         """When a step last waited for a program, if one did."""
         return self.programs.last_wait
 
-    def precompile(self, num_tokens: int, *, greedy: bool) -> None:
+    def precompile(self, num_tokens: int, *, greedy: bool, has_variants: bool = False) -> None:
         """Starts compiling, in the background, the programs for a step of this many tokens.
 
         Args:
           num_tokens: One for each sequence.
           greedy: Whether all sequences take the most likely tokens, with nothing else asked for.
+          has_variants: Whether sequences have variants of the model.
         """
-        shape = self.step_shape(num_tokens)
-        if greedy and self._can_be_one_program(num_tokens):
+        shape = self.step_shape(num_tokens, has_variants=has_variants)
+        if greedy and not has_variants and self._can_be_one_program(num_tokens):
             self.programs.precompile(GreedyStepKey(shape))
             return
         self.programs.precompile(ForwardKey(shape))
@@ -221,13 +224,14 @@ class Runner:
                 programs.precompile(key)
         return all(map(programs.has, keys))
 
-    def step_shape(self, num_tokens: int, num_rows: int = 1) -> StepShape:
+    def step_shape(self, num_tokens: int, num_rows: int = 1, *, has_variants: bool = False) -> StepShape:
         """The smallest compiled shape that holds this many tokens, `num_rows` of them followed by a sampled one."""
-        return self._step_shapes.of(num_tokens, num_rows)
+        return self._step_shapes.of(num_tokens, num_rows, has_variants=has_variants)
 
     def dispatch(self, output: SchedulerOutput, sampling: SamplingStates) -> DispatchedStep:
         """Sends a step's model and sampler to the devices, and returns without waiting for them."""
-        if self._can_be_one_program(output.num_tokens) and self.on_step_logits is None:
+        is_plain = self.on_step_logits is None and not _has_variants(output)
+        if is_plain and self._can_be_one_program(output.num_tokens):
             [entry] = output.scheduled
             state = sampling.get(entry.sequence.seq_id)
             if state is not None and state.takes_argmax and entry.samples and not _has_prompt_logprobs(entry):
@@ -256,12 +260,13 @@ class Runner:
           RuntimeError: The previous step samples tokens that this one may need, and its sampler was not dispatched.
         """
         self._check_is_sampled()
-        shape = self.step_shape(output.num_tokens, output.num_rows)
+        has_variants = _has_variants(output)
+        shape = self.step_shape(output.num_tokens, output.num_rows, has_variants=has_variants)
         if output.num_decodes < len(output.scheduled) and not output.has_drafts:
             # The next step decodes the same number of sequences; with several stages, their share.
             is_greedy = all(entry.sequence.sampling_params.greedy for entry in output.scheduled)
             num_sequences = max(len(rank.scheduled) for rank in output.ranks)
-            self.precompile(-(-num_sequences // self.num_stages), greedy=is_greedy)
+            self.precompile(-(-num_sequences // self.num_stages), greedy=is_greedy, has_variants=has_variants)
         packed = self._forward(output, shape)
         self.newest = NewestStep(output, shape, packed)
         if any(entry.samples for entry in output.scheduled):
@@ -322,6 +327,7 @@ class Runner:
                 max_model_len=self.max_model_len,
                 num_stages=self.num_stages,
                 shares=shares,
+                places=self.variants,
             )
             for connector in self.connector.block_connectors(self.num_ranks)
         ]
@@ -363,7 +369,8 @@ class Runner:
 
     def _pack(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
         """The step of all data ranks, one after the other."""
-        return _joined([pack_step(rank, shape, self.inflight_rows) for rank in output.ranks])
+        place_of = None if self.variants is None else self.variants.place_of
+        return _joined([pack_step(rank, shape, self.inflight_rows, place_of) for rank in output.ranks])
 
     def _sample(self, output: SchedulerOutput, num_rows: int, sampling: SamplingStates) -> SamplerOutput:
         """Dispatches the sampler over the hidden states that are sampled from, S rows a data rank."""
@@ -423,6 +430,10 @@ class Runner:
             scored = self.programs.run(key, rows, _chunk(np.asarray(targets[start:], np.int32)), *parameters)
             chunks.append(scored.each(np.asarray))
         return joined_logprobs(chunks, len(targets))
+
+
+def _has_variants(output: SchedulerOutput) -> bool:
+    return any(entry.sequence.variant for entry in output.scheduled)
 
 
 def _has_prompt_logprobs(entry: ScheduledSequence) -> bool:

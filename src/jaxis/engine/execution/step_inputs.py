@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -57,18 +57,18 @@ class StepShapes:
         self._spans = tuple(spans)
         self._has_states = has_states
         self._compiles_fast = compiles_fast
-        self._shapes: dict[tuple[int, bool], StepShape] = {}
+        self._shapes: dict[tuple[int, bool, bool], StepShape] = {}
 
-    def of(self, num_tokens: int, num_rows: int = 1) -> StepShape:
+    def of(self, num_tokens: int, num_rows: int = 1, *, has_variants: bool = False) -> StepShape:
         """The smallest shape that holds this many tokens, of which `num_rows` are followed by a sampled one."""
         padded = max(min(self.padded(num_tokens), self._max_num_tokens), num_tokens)
         num_seqs = min(padded, self._max_num_seqs)
         samples_drafts = num_rows > num_seqs
-        if (padded, samples_drafts) not in self._shapes:
-            self._shapes[padded, samples_drafts] = StepShape(
-                padded, num_seqs, self._max_blocks, self._block_size, self._spans, self._has_states, samples_drafts
-            )
-        return self._shapes[padded, samples_drafts]
+        key = padded, samples_drafts, has_variants
+        if key not in self._shapes:
+            sizes = padded, num_seqs, self._max_blocks, self._block_size
+            self._shapes[key] = StepShape(*sizes, self._spans, self._has_states, samples_drafts, has_variants)
+        return self._shapes[key]
 
     def padded(self, num_tokens: int) -> int:
         """Rounds up to a power of two, or 1.5 times one if programs compile fast."""
@@ -98,6 +98,7 @@ class StepShape:
       has_states: Whether there are layers with a recurrent state.
       samples_drafts: Whether a token may be sampled after every row, as for entries with drafts, not just one for each
         sequence.
+      has_variants: Whether sequences have a variant of the model; see `Variants`.
     """
 
     num_tokens: int
@@ -107,6 +108,7 @@ class StepShape:
     spans: tuple[AttentionSpan, ...]
     has_states: bool = False
     samples_drafts: bool = False
+    has_variants: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -134,6 +136,8 @@ class StepShape:
             sizes[f"first_blocks_{i}"] = self.num_seqs
         if self.has_states:
             sizes |= dict.fromkeys(STATE_FIELDS.values(), self.num_seqs)
+        if self.has_variants:
+            sizes["places"] = self.num_seqs
         stops = itertools.accumulate(sizes.values())
         return {name: slice(stop - size, stop) for (name, size), stop in zip(sizes.items(), stops, strict=True)}
 
@@ -151,14 +155,21 @@ class StepInputs:
       attention_metadata: For the model.
       logits_rows: i32 [S], the rows of the flat batch whose hidden states are sampled from: each sequence's last one,
         and where it has drafts, the one before each of them.
+      places: i32 [T], the place of each token's variant of the model; None: there are no variants.
     """
 
     input_ids: jax.Array
     attention_metadata: AttentionMetadata
     logits_rows: jax.Array
+    places: jax.Array | None = None
 
 
-def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[SequenceId, int]) -> np.ndarray:
+def pack_step(
+    output: SchedulerOutput,
+    shape: StepShape,
+    inflight_rows: Mapping[SequenceId, int],
+    place_of: Callable[[bytes], int] | None = None,
+) -> np.ndarray:
     """The step as one int32 vector.
 
     Args:
@@ -166,6 +177,7 @@ def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[
       shape: At least as large.
       inflight_rows: For each sequence whose input token the host does not know yet, the row of the previous step that
         sampled it.
+      place_of: The place of a variant, where the shape has variants.
     """
     # Lists, not arrays: a step is packed while the devices run the one before, with caches full of weights, and every
     # small NumPy operation then takes some microseconds from the threads of a CPU.
@@ -200,6 +212,9 @@ def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[
         for i, field in enumerate(STATE_FIELDS.values()):
             slots = [entry.state[i] for entry in output.scheduled if entry.state is not None]
             packed[shape.fields[field]] = slots + [NO_SLOT] * (shape.num_seqs - num_seqs)
+    if shape.has_variants and place_of is not None:
+        begin = shape.fields["places"].start
+        packed[begin : begin + num_seqs] = [place_of(entry.sequence.variant) for entry in output.scheduled]
     return packed
 
 
@@ -259,7 +274,15 @@ def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> 
             else None,
         ),
         logits_rows=fields["logits_rows"],
+        places=_places_of_tokens(fields, shape) if shape.has_variants else None,
     )
+
+
+def _places_of_tokens(fields: Mapping[str, jax.Array], shape: StepShape) -> jax.Array:
+    """i32 [T]: the place of each token's sequence; 0 for padding."""
+    starts, tokens = fields["query_start_loc"], jnp.arange(shape.num_tokens, dtype=jnp.int32)
+    sequences = jnp.searchsorted(starts[1:], tokens, side="right")
+    return jnp.where(tokens < starts[-1], fields["places"][jnp.minimum(sequences, shape.num_seqs - 1)], 0)
 
 
 def _block_tables(fields: Mapping[str, jax.Array], shape: StepShape, index: int) -> jax.Array:

@@ -66,13 +66,13 @@ class ForwardKey:
             # All but the first stage take no tokens, in flight or not.
             last_tokens = given if stage.is_first else jnp.zeros(context.max_num_seqs, jnp.int32)
             step = unpack_step(packed, self.shape, last_tokens)
-            model = context.model.merge(arrays)
+            model = context.merge(arrays, step)
             caches, hidden, aux = model(caches, step.input_ids, step.attention_metadata, **_handed_on(context, given))
             rows = hidden[step.logits_rows] if stage.is_last else None
             return caches, hidden, rows, aux if context.num_draft_caches else []
 
         operands = (
-            context.model.arrays,
+            context.arrays_of(self.shape),
             context.model_caches,
             ranks.struct((context.max_num_seqs,), jnp.int32)
             if stage.is_first
@@ -95,7 +95,7 @@ class ForwardKey:
         state.forget_hidden()
         ranks = state.context.ranks
         caches, state.hidden, state.rows, state.aux = program(
-            state.context.model.arrays, state.model_caches, state.given, ranks.place(packed)
+            state.context.arrays_of(self.shape), state.model_caches, state.given, ranks.place(packed)
         )
         state.caches = [*caches, *state.draft_caches]
 

@@ -409,7 +409,8 @@ class BlockManager:
         """Digests of the sequence's first `num_blocks` blocks; each is computed once in the sequence's life."""
         digests = sequence.block_digests
         if len(digests) < num_blocks:
-            extend_digests(digests, num_blocks, sequence.token_ids, self.block_size, sequence.cache_salt)
+            salt, variant = sequence.cache_salt, sequence.variant
+            extend_digests(digests, num_blocks, sequence.token_ids, self.block_size, salt, variant)
         return digests[:num_blocks]
 
     def _give_back_unseen(self, sequence: Sequence, position: int) -> None:

@@ -17,6 +17,7 @@ def extend_digests(
     token_ids: Callable[[int, int], Sequence[int]],
     block_size: int,
     cache_salt: str | None,
+    variant: bytes = b"",
 ) -> None:
     """Appends the digests of a sequence's next full blocks.
 
@@ -26,19 +27,23 @@ def extend_digests(
       token_ids: `token_ids(start, stop)` are the sequence's tokens at these positions.
       block_size: B.
       cache_salt: The sequence's.
+      variant: The sequence's.
     """
     for index in range(len(digests), num_blocks):
-        parent = digests[-1] if digests else _root_digest(cache_salt)
+        parent = digests[-1] if digests else _root_digest(cache_salt, variant)
         start = index * block_size
         tokens = array("q", token_ids(start, start + block_size))
         digests.append(hashlib.sha256(parent + tokens.tobytes()).digest())
 
 
-def _root_digest(cache_salt: str | None) -> bytes:
+def _root_digest(cache_salt: str | None, variant: bytes) -> bytes:
     """The first block's parent; having no salt differs from every salt, even an empty one."""
     if cache_salt is None:
-        return bytes(hashlib.sha256().digest_size)
-    return hashlib.sha256(cache_salt.encode("utf-8", "surrogatepass")).digest()
+        root = bytes(hashlib.sha256().digest_size)
+    else:
+        root = hashlib.sha256(cache_salt.encode("utf-8", "surrogatepass")).digest()
+    # No salt's encoding begins with this byte, and what is hashed of a block has another length.
+    return hashlib.sha256(b"\xff" + variant + root).digest() if variant else root
 
 
 Known = Callable[[int, bytes], bool]

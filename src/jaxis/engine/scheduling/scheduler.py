@@ -26,6 +26,7 @@ from operator import attrgetter
 
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.fair_shares import FairShares
+from jaxis.engine.scheduling.places import NoPlaces, Places
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.engine.scheduling.waiting_queue import WaitingQueue
@@ -52,6 +53,7 @@ class Scheduler:
         max_model_len: int,
         num_stages: int = 1,
         shares: FairShares | None = None,
+        places: Places | None = None,
     ) -> None:
         """Raises ConfigError if the sizes do not go together.
 
@@ -64,6 +66,7 @@ class Scheduler:
             sequences, and each step takes its share of the decodes. No sequence is scheduled while it has a token in
             flight.
           shares: What each client was served, where several schedulers count it together.
+          places: Where running sequences' variants of the model have a place; None: all run the model itself.
         """
         if max_num_seqs < 1 or max_model_len < 1:
             raise ConfigError(f"max_num_seqs={max_num_seqs} and max_model_len={max_model_len} must be at least 1")
@@ -79,6 +82,8 @@ class Scheduler:
         self._num_stages = num_stages
         self._unfinished: dict[SequenceId, Sequence] = {}
         self._shares = shares or FairShares()
+        self._places = places or NoPlaces()
+        self._places.begin()
         self._waiting = WaitingQueue(self._shares)
         # In service order. Victims are taken from the end while decodes are scheduled from the front, and prefills
         # preempt no sequence; so a sequence scheduled in this step is never preempted in it.
@@ -128,6 +133,7 @@ class Scheduler:
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
         self.check(sequence)
         self._unfinished[sequence.seq_id] = sequence
+        self._places.join(sequence.variant)
         self._waiting.push(sequence)
 
     def check(self, sequence: Sequence) -> None:
@@ -372,7 +378,10 @@ class Scheduler:
         blocks = self.block_manager
         prefix = blocks.get_cached_prefix(sequence)
         num_tokens = min(sequence.num_tokens, prefix.num_blocks * blocks.block_size + budget)
+        if not self._places.take(sequence.variant):
+            return None
         if not blocks.admit(sequence, prefix, num_tokens, self.max_num_batched_tokens):
+            self._places.give_back(sequence.variant)
             return None
         self._waiting.pop(sequence)
         bisect.insort(self._running, sequence, key=attrgetter("service_order"))
@@ -397,6 +406,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.block_manager.free(sequence)
+        self._places.give_back(sequence.variant)
         sequence.status = SequenceStatus.PREEMPTED
         sequence.num_preemptions += 1
         self._preempted_ids.append(sequence.seq_id)
@@ -405,10 +415,12 @@ class Scheduler:
     def _finish(self, sequence: Sequence, status: SequenceStatus, stop_reason: int | str | None) -> None:
         if sequence.status is SequenceStatus.RUNNING:
             self._running.remove(sequence)
+            self._places.give_back(sequence.variant)
         sequence.status = status
         sequence.stop_reason = stop_reason
         self.block_manager.free(sequence)
         del self._unfinished[sequence.seq_id]
+        self._places.leave(sequence.variant)
 
 
 def _is_decode(sequence: Sequence) -> bool:

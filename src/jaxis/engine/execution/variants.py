@@ -1,0 +1,35 @@
+"""The seam to what changes the model for some sequences of a step: variants of it, each known by a digest.
+
+A step with such sequences runs a program of its own, of the model with places for the changes of several variants at
+once; other steps run the programs that they would run without. A variant of the digest b"" is the model itself.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import jax
+
+from jaxis.engine.execution.model_arrays import GenerativeModel
+from jaxis.engine.scheduling.places import Places
+
+
+class Variants(Places, Protocol):
+    """The variants that an engine knows."""
+
+    @property
+    def arrays(self) -> list[jax.Array]:
+        """The arrays of the model with the changes of the variants that have a place."""
+        ...
+
+    def merge(self, arrays: list[jax.Array], places: jax.Array) -> GenerativeModel:
+        """The model rebuilt from `arrays`, in which row t of a step has the variant at places[t], i32 [T]; 0: none."""
+        ...
+
+    def place_of(self, variant: bytes) -> int:
+        """The place, from 1 on, of a variant that has one; 0 for b""."""
+        ...
+
+    def check(self, variant: bytes) -> None:
+        """Raises a RequestError for a variant that is not known."""
+        ...

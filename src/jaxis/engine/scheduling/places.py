@@ -1,0 +1,49 @@
+"""What a sequence needs besides blocks to run, asked by the scheduler: a place for its variant of the model."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Places(Protocol):
+    """Places for variants of the model. Sequences of one variant share a place."""
+
+    def begin(self) -> None:
+        """A new scheduler, none of whose sequences run, takes the place of the one before."""
+        ...
+
+    def join(self, variant: bytes) -> None:
+        """A sequence of this variant waits to run; it may need a place until it leaves."""
+        ...
+
+    def leave(self, variant: bytes) -> None:
+        """A sequence that joined has ended."""
+        ...
+
+    def take(self, variant: bytes) -> bool:
+        """Gives a sequence that is about to run a place for its variant; False if there is none now."""
+        ...
+
+    def give_back(self, variant: bytes) -> None:
+        """A sequence that took a place does not run any more."""
+        ...
+
+
+class NoPlaces:
+    """For an engine whose sequences all run the model itself."""
+
+    def begin(self) -> None:
+        """See `Places`."""
+
+    def join(self, variant: bytes) -> None:
+        """See `Places`."""
+
+    def leave(self, variant: bytes) -> None:
+        """See `Places`."""
+
+    def take(self, variant: bytes) -> bool:
+        """See `Places`."""
+        return not variant
+
+    def give_back(self, variant: bytes) -> None:
+        """See `Places`."""
