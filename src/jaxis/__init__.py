@@ -10,6 +10,7 @@ from jaxis.version import __version__
 
 if TYPE_CHECKING:
     from jaxis.llm import LLM, RenderedChat, StreamOutput
+    from jaxis.lora import LoRARequest
     from jaxis.models.registry import register_model
     from jaxis.outputs import (
         ClassificationOutput,
@@ -33,6 +34,7 @@ _EXPORTS = {
     "LLM": "jaxis.llm",
     "StreamOutput": "jaxis.llm",
     "RenderedChat": "jaxis.llm",
+    "LoRARequest": "jaxis.lora",
     "PromptExtension": "jaxis.prompt_extension",
     "SamplingParams": "jaxis.sampling_params",
     "StructuredOutputs": "jaxis.structured_outputs",
@@ -55,6 +57,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "LoRARequest",
     "Logprob",
     "PromptExtension",
     "RenderedChat",

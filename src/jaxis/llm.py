@@ -25,6 +25,7 @@ from jaxis.engine.vllm_arguments import translate
 from jaxis.errors import ConfigError, EngineError, RequestError
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
+from jaxis.lora import LoRARequest
 from jaxis.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -201,7 +202,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] | None = None,
-        lora_request: object = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         progress: bool = True,
@@ -213,7 +214,7 @@ class LLM:
             optionally "cache_salt" (only requests with the same salt share cached prefixes).
           sampling_params: For all, or one for each prompt; None is `get_default_sampling_params()`.
           use_tqdm: vLLM's name of `progress`.
-          lora_request: vLLM's; must be None.
+          lora_request: The adapter for all prompts, or one (or None) for each; needs `enable_lora`.
           priority: One for each prompt; the lower value is served first.
           tokenization_kwargs: vLLM's; must be empty.
           progress: Show a progress bar.
@@ -226,12 +227,14 @@ class LLM:
             limits of its `structured_outputs`.
           EngineError: A step failed, or the model's logits for a prompt are not finite. The LLM stays usable.
         """
-        _check_unsupported(lora_request, tokenization_kwargs)
+        _check_unsupported(tokenization_kwargs)
+        _check_adapters(lora_request)
         prompt_list = as_prompt_list(prompts)
         tokenized = [
             tokenize_prompt(prompt, self.tokenizer, _name(i, len(prompt_list))) for i, prompt in enumerate(prompt_list)
         ]
-        return self._run(tokenized, sampling_params, priority, progress if use_tqdm is None else bool(use_tqdm))
+        show = progress if use_tqdm is None else bool(use_tqdm)
+        return self._run(tokenized, sampling_params, priority, show, lora_request)
 
     def chat(
         self,
@@ -239,7 +242,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] | None = None,
-        lora_request: object = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: ContentFormat = "auto",
@@ -256,7 +259,7 @@ class LLM:
           messages: One conversation, a list of {"role", "content"}, or a list of conversations.
           sampling_params: For all, or one for each conversation; None is `get_default_sampling_params()`.
           use_tqdm: vLLM's name of `progress`.
-          lora_request: vLLM's; must be None.
+          lora_request: The adapter for all conversations, or one (or None) for each; needs `enable_lora`.
           tools: Functions that the model may call, as JSON schemas.
           chat_template: A template to use instead of the model's own; see `EngineArgs`.
           chat_template_content_format: How the template gets a message's content: "string", "openai" (a list of parts),
@@ -273,7 +276,8 @@ class LLM:
           RequestError, EngineError: See `generate`; also, the model has no chat template, or it refuses the messages.
         """
         del mm_processor_kwargs
-        _check_unsupported(lora_request, tokenization_kwargs)
+        _check_unsupported(tokenization_kwargs)
+        _check_adapters(lora_request)
         render = functools.partial(
             tokenize_chat,
             tokenizer=self.tokenizer,
@@ -285,7 +289,8 @@ class LLM:
         )
         conversations = as_conversation_list(messages)
         tokenized = [render(with_content_format(each, chat_template_content_format)) for each in conversations]
-        return self._run(tokenized, sampling_params, None, progress if use_tqdm is None else bool(use_tqdm))
+        show = progress if use_tqdm is None else bool(use_tqdm)
+        return self._run(tokenized, sampling_params, None, show, lora_request)
 
     def render_chat(
         self,
@@ -399,7 +404,8 @@ class LLM:
             nothing was computed.
         """
         del use_tqdm
-        _check_unsupported(lora_request, tokenization_kwargs)
+        _check_no_adapter(lora_request)
+        _check_unsupported(tokenization_kwargs)
         if self._pooler.classifier is not None:
             raise RequestError("this model makes scores and no vectors: use classify or score")
         with interrupt_deferred():
@@ -439,7 +445,8 @@ class LLM:
           RequestError: See `embed`; also, the model is no classifier.
         """
         del use_tqdm
-        _check_unsupported(lora_request, tokenization_kwargs)
+        _check_no_adapter(lora_request)
+        _check_unsupported(tokenization_kwargs)
         classifier = self._pooler.classifier
         if classifier is None:
             raise RequestError("this model makes vectors and has no labels: use embed, or a checkpoint of a classifier")
@@ -485,7 +492,7 @@ class LLM:
           RequestError: See `embed`; also, the lists' lengths differ, or the model is a classifier of several labels.
         """
         del use_tqdm
-        _check_unsupported(lora_request, None)
+        _check_no_adapter(lora_request)
         first, second = as_texts(data_1, "data_1"), as_texts(data_2, "data_2")
         with interrupt_deferred():
             found = self._pooler.score(
@@ -542,6 +549,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
         progress: bool,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
     ) -> list[RequestOutput]:
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_for_each(params, prompts)
@@ -549,7 +557,7 @@ class LLM:
         queued: list[Request] = []
         num_finished = num_tokens = 0
         try:
-            self._add(queued, prompts, params, priority)
+            self._add(queued, prompts, params, priority, self._one_adapter_for_each(lora_request, prompts))
             number_of = {request.request_id: i for i, request in enumerate(queued)}
             with show.generating(len(prompts)) as update:
                 while num_finished < len(prompts):
@@ -611,6 +619,7 @@ class LLM:
         prompts: list[TokenizedPrompt],
         params: Sequence[SamplingParams],
         priority: Sequence[int] | None,
+        adapters: Sequence[LoRARequest | None] = (),
     ) -> None:
         """Queues prompts one by one and appends each request to `queued`; the caller aborts those on an error."""
         self._check_open()
@@ -621,6 +630,7 @@ class LLM:
             for i, (prompt, prompt_params) in enumerate(zip(prompts, params, strict=True)):
                 self._engine.connector.fetch(prompt.token_ids, prompt.cache_salt, prompt_params)
                 try:
+                    adapter = adapters[i] if adapters else None
                     request = self._engine.add_request(
                         f"{self._num_calls}-{i}",
                         prompt.token_ids,
@@ -628,12 +638,30 @@ class LLM:
                         prompt=prompt.text,
                         priority=0 if priority is None else priority[i],
                         cache_salt=prompt.cache_salt,
+                        variant=b"" if adapter is None else self._load_adapter(adapter),
                     )
                 except RequestError as error:
                     if len(prompts) == 1:
                         raise
                     raise RequestError(f"{_name(i, len(prompts))}: {error}") from None
                 queued.append(request)
+
+    def _one_adapter_for_each(
+        self, lora_request: LoRARequest | Sequence[LoRARequest | None] | None, prompts: Sequence[object]
+    ) -> Sequence[LoRARequest | None]:
+        if lora_request is None:
+            return ()
+        adapters = [lora_request] * len(prompts) if isinstance(lora_request, LoRARequest) else lora_request
+        if len(adapters) != len(prompts):
+            raise RequestError(f"{len(adapters)} lora_requests were given for {len(prompts)} prompts")
+        if self._generator.adapters is None and any(adapters):
+            raise RequestError("lora_request needs LLM(..., enable_lora=True)")
+        return adapters
+
+    def _load_adapter(self, adapter: LoRARequest) -> bytes:
+        """The digest of a request's adapter, as its files are now."""
+        assert self._generator.adapters is not None
+        return self._generator.adapters.load(adapter.lora_path)
 
     def _abort(self, requests: Iterable[Request]) -> None:
         """Aborts the unfinished requests."""
@@ -652,9 +680,18 @@ def _name(index: int, count: int) -> str:
     return f"prompt {index} of {count}" if count > 1 else "the prompt"
 
 
-def _check_unsupported(lora_request: object, tokenization_kwargs: Mapping[str, Any] | None) -> None:
+def _check_no_adapter(lora_request: object) -> None:
     if lora_request is not None:
-        raise RequestError("lora_request is not supported: merge the adapter into the checkpoint")
+        raise RequestError("lora_request is not supported by models that make vectors or scores: merge the adapter")
+
+
+def _check_adapters(lora_request: object) -> None:
+    adapters = lora_request if isinstance(lora_request, list | tuple) else [lora_request]
+    if not all(each is None or isinstance(each, LoRARequest) for each in adapters):
+        raise RequestError("lora_request must be a LoRARequest, or a list with one, or None, for each prompt")
+
+
+def _check_unsupported(tokenization_kwargs: Mapping[str, Any] | None) -> None:
     if tokenization_kwargs:
         raise RequestError(
             f"tokenization_kwargs={dict(tokenization_kwargs)!r} is not supported: give the prompt's token ids instead"

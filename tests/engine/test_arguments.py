@@ -56,6 +56,7 @@ ASKS_FOR = {
     EngineFeature.KV_EVENTS: {"kv_events_config": {"enable_kv_cache_events": True}},
     EngineFeature.KV_OFFLOADING: {"kv_offloading_size": 1},
     EngineFeature.KV_TRANSFER: {"kv_transfer_config": {"kv_role": "kv_both"}},
+    EngineFeature.ADAPTERS: {"enable_lora": True},
     EngineFeature.LAYER_DRAFTS: {"speculative_config": {"method": "mtp"}},
 }
 

@@ -83,7 +83,6 @@ def test_other_spellings():
         ({"tokenizer_mode": "mistral"}, "tokenizer_mode='mistral' is not supported, only 'auto' or"),
         ({"tokenizer_revision": "v2"}, "tokenizer_revision='v2' is not supported"),
         ({"skip_tokenizer_init": True}, "skip_tokenizer_init=True is not supported"),
-        ({"enable_lora": True}, "enable_lora=True is not supported, only False: merge the adapter"),
         ({"data_parallel_rank": 1}, "data_parallel_rank=1 is not supported, only None: one LLM has all ranks"),
         ({"data_parallel_external_lb": True}, "data_parallel_external_lb=True is not supported"),
         ({"all2all_backend": "pplx"}, "all2all_backend='pplx' is not supported, only None: experts are found by"),
@@ -162,7 +161,7 @@ def test_a_content_format_is_what_the_template_gets(llm):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lora_request": object()}, "lora_request is not supported"),
+        ({"lora_request": object()}, "lora_request must be a LoRARequest"),
         ({"tokenization_kwargs": {"truncate_prompt_tokens": 5}}, "tokenization_kwargs=.* is not supported"),
     ],
 )

@@ -82,6 +82,10 @@ class EngineArgs(EngineArgFields):
         "dequantize": its weights in `dtype`. See docs/quantization.md.
       adapter: Folder of an adapter (LoRA) in PEFT's format; needs `merge`. See docs/adapters.md.
       merge: Merge it into the weights as they are loaded: float32 sums, rounded to the checkpoint's type.
+      enable_lora: Let each request have an adapter of its own (`LoRARequest`).
+      max_loras: Most adapters in a step; requests with others wait. Each takes memory, whether or not it is used.
+      max_lora_rank: Largest rank of such an adapter.
+      max_cpu_loras: Most adapters that are kept in memory, in use or not; None is all.
       speculative_config: Guess next tokens and compute several at a time, which changes no answer: {"method": "ngram"}
         copies what the text had before, {"method": "suffix"} also what finished outputs had; "mtp", "eagle3"
         and "draft_model" draft with layers. None: "ngram" on one CPU device with native kernels, if the model
@@ -188,6 +192,7 @@ class EngineArgs(EngineArgFields):
             EngineFeature.KV_EVENTS: (self.kv_events is not None, "kv_events_config"),
             EngineFeature.KV_OFFLOADING: (self.kv_offloading_bytes is not None, "kv_offloading_size"),
             EngineFeature.KV_TRANSFER: (self.kv_transfer is not None, "kv_transfer_config"),
+            EngineFeature.ADAPTERS: (self.enable_lora, "enable_lora"),
             EngineFeature.LAYER_DRAFTS: (method in LAYER_METHODS, f"speculative_config with method={method!r}"),
         }
         return {feature: argument for feature, (is_asked_for, argument) in asked_for.items() if is_asked_for}

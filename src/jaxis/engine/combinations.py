@@ -20,6 +20,7 @@ class EngineFeature(enum.Enum):
     KV_EVENTS = "KV cache events"
     KV_OFFLOADING = "KV cache offloading"
     KV_TRANSFER = "prefill and decode on different servers"
+    ADAPTERS = "adapters by request"
     LAYER_DRAFTS = "drafts by layers or another model"
 
 
@@ -43,6 +44,11 @@ REFUSALS = (
     Refusal(EngineFeature.KV_OFFLOADING, EngineFeature.HOSTS, "only the leader would save its part of a block"),
     Refusal(EngineFeature.KV_TRANSFER, EngineFeature.HOSTS, "only the leader would send its part of a block"),
     Refusal(EngineFeature.KV_TRANSFER, EngineFeature.STAGES, "servers exchange the blocks of whole models"),
+    Refusal(EngineFeature.ADAPTERS, EngineFeature.HOSTS, "only the leader would have them"),
+    Refusal(EngineFeature.ADAPTERS, EngineFeature.STAGES, "only the first stage would have them"),
+    Refusal(EngineFeature.ADAPTERS, EngineFeature.DATA_RANKS, "a step has one set of adapters"),
+    Refusal(EngineFeature.ADAPTERS, EngineFeature.KV_EVENTS, "events do not say which adapter computed a block"),
+    Refusal(EngineFeature.ADAPTERS, EngineFeature.KV_TRANSFER, "servers do not tell each other their adapters"),
     Refusal(EngineFeature.LAYER_DRAFTS, EngineFeature.HOSTS, "followers do not run the layers that draft"),
     Refusal(
         EngineFeature.LAYER_DRAFTS,

@@ -56,6 +56,10 @@ class EngineKwargs(TypedDict, total=False):
     quantization: Quantization | None
     adapter: str | os.PathLike[str] | None
     merge: bool
+    enable_lora: bool
+    max_loras: int
+    max_lora_rank: int
+    max_cpu_loras: int | None
     speculative_config: Mapping[str, Any] | None
     chat_template: str | os.PathLike[str] | None
     fit_memory: bool

@@ -117,6 +117,7 @@ def _values(arguments: EngineArgs, names: set[str]) -> dict[str, Any]:
         "kv_offloading_disk_size",
         "kv_transfer_config",
         "kv_events_config",
+        "enable_lora",
     }
     if arguments.load_format != "dummy":
         left_out.add("seed")

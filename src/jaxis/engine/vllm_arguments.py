@@ -24,10 +24,10 @@ _NO_EFFECT = frozenset(
         *("long_prefill_token_threshold", "max_parallel_loading_workers", "disable_cascade_attn", "stream_interval"),
         *("distributed_executor_backend", "attention_backend", "attention_config", "device", "worker_cls"),
         *("block_manager", "use_v2_block_manager", "preemption_mode", "model_loader_extra_config"),
-        # What is not done at all: logs, images and sound, adapters that no request asks for.
+        # What is not done at all: logs, images and sound.
         *("disable_log_stats", "disable_log_requests", "served_model_name", "profiler_config", "limit_mm_per_prompt"),
         *("mm_processor_kwargs", "allowed_local_media_path", "allowed_media_domains", "disable_mm_preprocessor_cache"),
-        *("mm_processor_cache_gb", "max_lora_rank", "max_loras", "max_cpu_loras", "max_logprobs"),
+        *("mm_processor_cache_gb", "max_logprobs"),
         *("guided_decoding_backend", "structured_outputs_config"),
     }
 )
@@ -42,7 +42,6 @@ _ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "convert": (("auto", "none"), "models generate text only"),
     "pooler_config": ((None,), "models generate text only"),
     "logits_processors": ((None, []), "SamplingParams has what is implemented"),
-    "enable_lora": ((False,), "merge the adapter into the checkpoint"),
     **dict.fromkeys(
         (
             "data_parallel_rank",

@@ -1,1 +1,5 @@
-"""Adapters (LoRA): PEFT's files, merged into a model's weights as these are loaded."""
+"""Adapters (LoRA): PEFT's files, merged into a model's weights as these are loaded, or chosen by each request."""
+
+from jaxis.lora.request import LoRARequest
+
+__all__ = ["LoRARequest"]

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,7 +115,7 @@ def read_adapter(path: str | os.PathLike[str]) -> Adapter:
         raise CheckpointError(f"{folder} has no {WEIGHTS_FILE}: {hint}")
     with SafetensorsFile(weights) as file:
         changes, replaced = _Tensors(file, config).read()
-    return Adapter(folder, config, _digest([folder / CONFIG_FILE, weights]), changes, replaced)
+    return Adapter(folder, config, digest_of(folder), changes, replaced)
 
 
 class _Tensors:
@@ -192,9 +192,10 @@ class _Tensors:
         return CheckpointError(f"{self._file.path}: tensor {name!r} {what}")
 
 
-def _digest(paths: Iterable[Path]) -> bytes:
+def digest_of(folder: Path) -> bytes:
+    """SHA-256 of an adapter's two files."""
     digest = hashlib.sha256()
-    for path in paths:
+    for path in (folder / CONFIG_FILE, folder / WEIGHTS_FILE):
         digest.update(path.stat().st_size.to_bytes(8, "little"))
         with path.open("rb") as file:
             while piece := file.read(_DIGESTED_PIECE_BYTES):

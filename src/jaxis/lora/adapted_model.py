@@ -1,0 +1,143 @@
+"""A model with places for the changes of several adapters, each row of a step with its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.config.quantization import ApplyingQuantMethod
+from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
+from jaxis.errors import ConfigError
+from jaxis.layers.addition import LowRankAddition, StepRows
+from jaxis.layers.checkpoint_names import checkpoint_names_of
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.linear import JaxLinear
+from jaxis.layers.mlp import GatedMLP, UngatedMLP
+from jaxis.layers.module import JaxModule, named_children, named_modules
+from jaxis.lora.adapter import Adapter, LowRankChange
+
+# Modules that pass each token of a step, in its order, through all of their linear layers by calling them.
+_PARENTS = (GroupedQueryAttention, GatedMLP, UngatedMLP)
+_TABLES = ("a", "b", "ranks")
+
+
+class AdaptedModel:
+    """The arrays of a model and, beside them, the matrices of adapters.
+
+    Args:
+      base: The model.
+      num_places: Adapters whose matrices there is room for.
+      max_rank: Of an adapter.
+    """
+
+    def __init__(self, base: ModelArrays, num_places: int, max_rank: int) -> None:
+        model = base.model
+        self.num_places, self.max_rank = num_places, max_rank
+        self._names = checkpoint_names_of(model)
+        self._layers = {name: layer for name, layer in _adaptable(model) if not name.startswith("draft.")}
+        rows = StepRows()
+        for layer in self._layers.values():
+            sizes = layer.input_size, layer.output_size
+            layer.addition = LowRankAddition(num_places, max_rank, *sizes, rows)
+        setattr(model, _ROWS, rows)
+        self._split = ModelArrays(model, base.hidden_states, has_head=False)
+        self._index = {name: i for i, name in enumerate(self._split.bytes_by_name())}
+
+    @property
+    def arrays(self) -> list[jax.Array]:
+        """All arrays, the model's own among them."""
+        return self._split.arrays
+
+    @property
+    def bytes_per_place(self) -> int:
+        """Bytes of one adapter's matrices."""
+        sizes = (layer.input_size + layer.output_size for layer in self._layers.values())
+        return 4 * self.max_rank * sum(sizes)
+
+    def merge(self, arrays: list[jax.Array], places: jax.Array) -> GenerativeModel:
+        """See `Variants`."""
+        model = self._split.merge(arrays)
+        cast(StepRows, getattr(model, _ROWS)).slots.set_value(places)
+        return model
+
+    def changes_of(self, adapter: Adapter) -> dict[str, LowRankChange]:
+        """The changes of an adapter by the names that modules have here; independent of its file.
+
+        Raises:
+          ConfigError: The adapter changes what requests cannot change one by one, or was made for another model.
+        """
+        if adapter.replaced:
+            raise ConfigError(
+                f"{adapter.path} replaces {min(adapter.replaced)!r}, which is the same for all requests: merge it "
+                "while loading (--adapter FOLDER --merge)"
+            )
+        changes: dict[str, LowRankChange] = {}
+        for theirs, change in adapter.changes.items():
+            name = self._names.name_here(theirs)
+            layer = self._layers.get(name)
+            if layer is None or change.is_embedding or change.magnitude is not None:
+                what = "with use_dora" if change.magnitude is not None else "which is not a linear layer that it can"
+                raise ConfigError(
+                    f"{adapter.path} changes {theirs!r}, {what} change for some requests only: merge it while loading "
+                    "(--adapter FOLDER --merge)"
+                )
+            if change.weight_shape != (layer.output_size, layer.input_size):
+                raise ConfigError(
+                    f"{adapter.path}: {theirs!r} is for a weight of shape {list(change.weight_shape)}, but the model's "
+                    f"is [{layer.output_size}, {layer.input_size}]: the adapter was trained on another model"
+                )
+            if change.rank > self.max_rank:
+                raise ConfigError(
+                    f"{adapter.path}: {theirs!r} has rank {change.rank}, more than max_lora_rank={self.max_rank}"
+                )
+            # Copies: the file may be replaced while requests use what it held.
+            changes[name] = dataclasses.replace(change, a=np.array(change.a), b=np.array(change.b))
+        return changes
+
+    def put(self, changes: Mapping[str, LowRankChange], place: int) -> None:
+        """Puts an adapter's matrices into a place, from 0 on; steps that were dispatched before do not see them."""
+        arrays = self._split.arrays
+        for name, layer in self._layers.items():
+            change = changes.get(name)
+            for table in _TABLES:
+                if change is None and table != "ranks":
+                    continue  # of rank 0
+                index = self._index[f"{name}.addition.{table}.value"]
+                arrays[index] = _write(arrays[index], _entry(change, layer, table, self.max_rank), place)
+
+
+_ROWS = "step_rows"
+
+
+def _adaptable(model: JaxModule) -> list[tuple[str, JaxLinear]]:
+    return [
+        (f"{parent_name}.{name}", child)
+        for parent_name, parent in named_modules(model)
+        if isinstance(parent, _PARENTS)
+        for name, child in named_children(parent)
+        if isinstance(child, JaxLinear) and not isinstance(child.quant_method, ApplyingQuantMethod)
+    ]
+
+
+def _entry(change: LowRankChange | None, layer: JaxLinear, table: str, max_rank: int) -> np.ndarray:
+    if table == "ranks":
+        return np.asarray(0 if change is None else change.rank, np.int32)
+    assert change is not None
+    if table == "a":
+        entry, rows = np.zeros((max_rank, layer.input_size), np.float32), change.a.astype(np.float32)
+    else:
+        entry = np.zeros((max_rank, layer.output_size), np.float32)
+        rows = (np.float32(change.scale) * change.b.astype(np.float32)).T
+    entry[: change.rank] = rows
+    return entry
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _write(table: jax.Array, entry: jax.Array, place: int) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(table, jnp.asarray(entry), place, 0)

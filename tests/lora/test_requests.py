@@ -1,0 +1,157 @@
+"""Adapters chosen by requests: against PEFT, and each answer the same in any batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxis import LLM, SamplingParams
+from jaxis.engine.execution.program_key import lower
+from jaxis.engine.execution.step_programs import ForwardKey
+from jaxis.engine.scheduling.prefix_search import extend_digests
+from jaxis.errors import ConfigError, RequestError
+from jaxis.lora import LoRARequest
+from tests.support.adapters import reference_logits, save_adapter
+from tests.support.tiny_checkpoints import write_checkpoint
+
+PROMPTS = [[5, 100, 7, 8, 9, 400, 11, 12], list(range(20, 57)), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [77] * 3]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=3, ignore_eos=True)
+KINDS = [
+    {"target_modules": "all-linear"},
+    {"target_modules": ["q_proj", "v_proj"], "r": 8},
+    {"use_rslora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"down_proj": 3}},
+    {"target_modules": r".*layers\.1\.mlp\.(gate|down)_proj", "r": 16},
+]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("base"), "qwen3", tokenizer=False)
+
+
+@pytest.fixture(scope="module")
+def adapters(base, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapters")
+    paths = [save_adapter(base, folder / f"a{i}", seed=i, **KINDS[i % len(KINDS)]) for i in range(16)]
+    return [LoRARequest(f"a{i}", i + 1, path) for i, path in enumerate(paths)]
+
+
+@pytest.fixture(scope="module")
+def llm(base):
+    with LLM(
+        str(base), enable_lora=True, max_loras=16, max_model_len=128, max_num_seqs=32, kv_cache_memory="64MiB"
+    ) as llm:
+        yield llm
+
+
+def _bits(output):
+    completion = output.outputs[0]
+    return completion.token_ids, [
+        {token: np.float64(each.logprob).tobytes() for token, each in step.items()} for step in completion.logprobs
+    ]
+
+
+def _log_softmax(logits):
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def test_answers_are_those_of_peft(base, llm, adapters):
+    for adapter in adapters[: len(KINDS)]:
+        [output] = llm.generate([PROMPTS[0]], GREEDY, lora_request=adapter)
+        tokens = output.outputs[0].token_ids
+        expected = _log_softmax(reference_logits(base, adapter.lora_path, PROMPTS[0] + tokens).astype(np.float64))
+        for i, (token, step) in enumerate(zip(tokens, output.outputs[0].logprobs, strict=True)):
+            row = expected[len(PROMPTS[0]) - 1 + i]
+            assert token == row.argmax()
+            assert max(abs(each.logprob - row[t]) for t, each in step.items()) < 1e-4
+
+
+def test_sixteen_adapters_and_the_base_in_a_batch_give_what_each_gives_alone(llm, adapters):
+    chosen = [None, *adapters, None]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(chosen))]
+    alone = []
+    for prompt, adapter in zip(prompts, chosen, strict=True):
+        llm.engine.reset_prefix_cache()
+        alone += llm.generate([prompt], GREEDY, lora_request=adapter)
+    llm.engine.reset_prefix_cache()
+    together = llm.generate(prompts, GREEDY, lora_request=chosen)
+    assert list(map(_bits, together)) == list(map(_bits, alone))
+    again = llm.generate(prompts, GREEDY, lora_request=chosen)  # after prefix hits
+    assert list(map(_bits, again)) == list(map(_bits, alone))
+    assert len({tuple(each.outputs[0].token_ids) for each in together if each.prompt_token_ids == PROMPTS[0]}) > 3
+
+
+def test_steps_without_adapters_run_the_programs_of_an_engine_without_any(base, llm):
+    with LLM(str(base), max_model_len=128, max_num_seqs=32, kv_cache_memory="64MiB") as plain:
+        expected = plain.generate(PROMPTS, GREEDY)
+        assert list(map(_bits, llm.generate(PROMPTS, GREEDY))) == list(map(_bits, expected))
+        ours, theirs = (each.engine.runner for each in (llm, plain))
+        for num_tokens in (1, 4, 32):
+            keys = [ForwardKey(runner.step_shape(num_tokens)) for runner in (ours, theirs)]
+            assert keys[0] == keys[1]
+            texts = [lower(keys[0], runner.programs.executor.stages[0].context).as_text() for runner in (ours, theirs)]
+            assert texts[0] == texts[1]
+
+
+def test_a_zero_adapter_is_the_base(base, llm, tmp_path):
+    zero = LoRARequest("zero", 1, save_adapter(base, tmp_path / "zero", scale=0.0))
+    expected = llm.generate(PROMPTS, GREEDY)
+    assert list(map(_bits, llm.generate(PROMPTS, GREEDY, lora_request=zero))) == list(map(_bits, expected))
+
+
+def test_more_adapters_than_places_take_turns(base, llm, adapters):
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(6)]
+    expected = llm.generate(prompts, GREEDY, lora_request=adapters[:6])
+    with LLM(
+        str(base),
+        enable_lora=True,
+        max_loras=2,
+        max_cpu_loras=6,
+        max_model_len=128,
+        max_num_batched_tokens=8,  # prompts in chunks
+        max_num_seqs=8,
+        kv_cache_memory="64MiB",
+    ) as few:
+        assert list(map(_bits, few.generate(prompts, GREEDY, lora_request=adapters[:6]))) == list(map(_bits, expected))
+        with pytest.raises(ConfigError, match="all of max_cpu_loras=6 adapters are in use"):
+            few.generate([PROMPTS[0]] * 7, GREEDY, lora_request=adapters[:7])
+        few.generate([PROMPTS[0]], GREEDY, lora_request=adapters[7])
+
+
+def test_a_name_with_other_weights_finds_nothing_in_the_cache(base, llm, tmp_path):
+    prompt = list(range(100, 140))
+    answers, hits = [], []
+    for seed in (1, 2, 1):
+        request = LoRARequest("same", 1, save_adapter(base, tmp_path / "same", seed=seed))
+        [output] = llm.generate([prompt], GREEDY, lora_request=request)
+        answers.append(output.outputs[0].token_ids)
+        hits.append(output.num_cached_tokens)
+    assert answers[0] == answers[2] != answers[1]
+    assert hits == [0, 0, 32]
+
+
+def test_roots_of_caches_differ_by_variant_and_salt():
+    roots = set()
+    for salt in (None, "", "a"):
+        for variant in (b"", bytes(32), b"x" * 32):
+            digests: list[bytes] = []
+            extend_digests(digests, 1, lambda start, stop: [0] * (stop - start), 16, salt, variant)
+            roots.add(digests[0])
+    assert len(roots) == 9
+
+
+def test_requests_that_cannot_have_their_adapter_say_why(base, llm, adapters, tmp_path):
+    with pytest.raises(RequestError, match="2 lora_requests were given for 1 prompts"):
+        llm.generate([PROMPTS[0]], GREEDY, lora_request=adapters[:2])
+    for config, named in (
+        ({"r": 32}, "has rank 32, more than max_lora_rank=16"),
+        ({"use_dora": True}, "with use_dora"),
+        ({"target_modules": ["embed_tokens"]}, "embed_tokens"),
+        ({"modules_to_save": ["norm"]}, "which is the same for all requests"),
+    ):
+        path = save_adapter(base, tmp_path / named.replace(" ", ""), **config)
+        with pytest.raises(ConfigError, match=named):
+            llm.generate([PROMPTS[0]], GREEDY, lora_request=LoRARequest("a", 1, path))
+    with LLM(str(base), max_model_len=64) as plain, pytest.raises(RequestError, match=r"needs LLM\(.*enable_lora=True"):
+        plain.generate([PROMPTS[0]], GREEDY, lora_request=adapters[0])
