@@ -12,9 +12,10 @@ from jaxis.errors import RequestError
 from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.sampling_params import INTEGER_BOUNDS, NUMBER_BOUNDS
 from jaxis.server.context import Context
+from jaxis.server.generation.answer_format import AnswerFormat
 from jaxis.server.generation.answer_reader import AnswerCounts
 from jaxis.server.generation.grammar import AnswerGrammar
-from jaxis.server.generation.job import AnswerFormat, GenerationJob, sampling_params
+from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import PlainPrompts
 from jaxis.server.generation.respond import respond
 from jaxis.server.generation.served_model import ServedModel

@@ -18,11 +18,11 @@ from jaxis.server.anthropic.message_schema import (
     ThinkingOn,
 )
 from jaxis.server.anthropic.message_turns import system_text, template_messages, template_tool
+from jaxis.server.generation.answer_format import AnswerFormat, choose_tools
 from jaxis.server.generation.grammar import AnswerGrammar
-from jaxis.server.generation.job import AnswerFormat, GenerationJob, sampling_params
+from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import ChatPrompt, template_sources, thinking_variables
 from jaxis.server.generation.served_model import ServedModel
-from jaxis.server.generation.tools import choose_tools
 from jaxis.server.http.errors import ApiError, ErrorDialect
 
 _INLINE_TOOL = "messages[].content[].tool.definition"

@@ -9,68 +9,15 @@ from typing import Any
 
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, Grammar
 from jaxis.errors import RequestError
-from jaxis.parsing.reasoning_parsers.base import ReasoningParser
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
-from jaxis.server.generation.grammar import AnswerGrammar, reasoning_tokens
+from jaxis.server.generation.answer_format import AnswerFormat
+from jaxis.server.generation.grammar import reasoning_tokens
 from jaxis.server.generation.prompts import JobPrompts
 from jaxis.server.generation.served_model import ServedModel
-from jaxis.server.generation.tools import NO_TOOLS, ToolUse
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
-
-
-@dataclass(frozen=True)
-class AnswerFormat:
-    """What the text of an answer may hold, and must match.
-
-    Attributes:
-      tools: How it may call tools.
-      reasoning_parser: Parses its reasoning; None leaves it in the text.
-      grammar: What it must match after any reasoning, unless it calls tools; None if it is free.
-      include_reasoning: Whether the client wants the reasoning.
-    """
-
-    tools: ToolUse = NO_TOOLS
-    reasoning_parser: type[ReasoningParser] | None = None
-    grammar: AnswerGrammar | None = None
-    include_reasoning: bool = True
-
-    @classmethod
-    def of_chat(
-        cls, model: ServedModel, tools: ToolUse, grammar: AnswerGrammar | None, *, include_reasoning: bool = True
-    ) -> AnswerFormat:
-        """The format of an answer to a conversation.
-
-        Args:
-          model: The served model.
-          tools: How the answer may call tools.
-          grammar: What the request says that it must match.
-          include_reasoning: Whether the client wants the reasoning.
-
-        Raises:
-          RequestError: The grammar and the tools contradict each other.
-        """
-        if grammar is not None and tools.must_call:
-            raise RequestError(
-                "leaves no room for the call that tool_choice demands: send only one", param=grammar.field
-            )
-        if grammar is not None and tools.tools and (tools.grammar is not None or not tools.call_tokens):
-            grammar = tools.or_answer(grammar)
-        return cls(tools, model.parsers.reasoning, grammar or tools.grammar, include_reasoning)
-
-    @property
-    def is_parsed(self) -> bool:
-        """Whether the text is searched for reasoning or tool calls."""
-        return self.tools.parser is not None or self.reasoning_parser is not None
-
-    @property
-    def needs_special_tokens(self) -> bool:
-        """Whether the text must be decoded with special tokens."""
-        return any(
-            parser is not None and parser.needs_special_tokens for parser in (self.tools.parser, self.reasoning_parser)
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

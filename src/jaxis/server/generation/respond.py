@@ -59,7 +59,8 @@ async def respond(
     if job.stream:
         events = _stream(context, job, writer)
         return await respond_stream(request, events, writer, context.config, headers)
-    return await respond_whole(request, _whole(context, job, writer), headers)
+    answer = _whole(context, job, writer)
+    return await respond_whole(request, answer, headers)
 
 
 async def _stream(context: ServerContext, job: GenerationJob, writer: AnswerWriter) -> AsyncGenerator[str, None]:

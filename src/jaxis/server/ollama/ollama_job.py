@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxis.errors import RequestError
+from jaxis.server.generation.answer_format import AnswerFormat, ToolsNotSupportedError, choose_tools
 from jaxis.server.generation.grammar import AnswerGrammar
-from jaxis.server.generation.job import AnswerFormat, GenerationJob, sampling_params
+from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import ChatPrompt, PlainPrompts, effort_variables, thinking_variables
 from jaxis.server.generation.served_model import ServedModel
-from jaxis.server.generation.tools import ToolsNotSupportedError, choose_tools
 from jaxis.server.http.body import MAX_INT32, new_id
 from jaxis.server.http.errors import ApiError, ErrorDialect
 from jaxis.server.ollama.ollama_schema import (

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxis.errors import RequestError
-from jaxis.server.generation.job import AnswerFormat, GenerationJob, sampling_params
+from jaxis.server.generation.answer_format import AnswerFormat, choose_tools
+from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import ChatPrompt, template_variables
 from jaxis.server.generation.served_model import ServedModel
-from jaxis.server.generation.tools import choose_tools
 from jaxis.server.http.body import new_id
 from jaxis.server.openai.chat_schema import ChatCompletionRequest, ChatMessage
 from jaxis.server.openai.fields import NamedToolChoice

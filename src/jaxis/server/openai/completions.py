@@ -11,8 +11,9 @@ from pydantic import BaseModel, Field
 from jaxis.errors import RequestError
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxis.sampling_params import INTEGER_BOUNDS
+from jaxis.server.generation.answer_format import AnswerFormat
 from jaxis.server.generation.answer_reader import AnswerCounts
-from jaxis.server.generation.job import AnswerFormat, GenerationJob, sampling_params
+from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import PlainPrompts
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.generation.timings import Timings

@@ -8,11 +8,11 @@ from typing import Any
 
 from jaxis.errors import RequestError
 from jaxis.parsing.tool_parsers.text_input import TextInputToolParser
+from jaxis.server.generation.answer_format import AnswerFormat, ToolUse, choose_tools
 from jaxis.server.generation.grammar import AnswerGrammar
-from jaxis.server.generation.job import AnswerFormat, GenerationJob, sampling_params
+from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import ChatPrompt, effort_variables, template_variables
 from jaxis.server.generation.served_model import ServedModel
-from jaxis.server.generation.tools import ToolUse, choose_tools
 from jaxis.server.http.body import new_id
 from jaxis.server.http.errors import ErrorDialect
 from jaxis.server.openai.fields import JsonObjectFormat

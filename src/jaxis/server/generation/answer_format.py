@@ -1,4 +1,4 @@
-"""How a request's tools, and the choice between them, are honoured by the served model."""
+"""What the text of an answer may hold: tool calls as the request chooses among them, reasoning, and a grammar."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxis.errors import RequestError
+from jaxis.parsing.reasoning_parsers.base import ReasoningParser
 from jaxis.parsing.tool_choice import ToolPlan, calls_grammar, plan_tools
 from jaxis.parsing.tool_parsers.base import ToolParser
 from jaxis.parsing.tool_parsers.call_grammar import UnwritableCallError
@@ -72,6 +73,58 @@ class ToolUse:
 
 
 NO_TOOLS = ToolUse()
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """What the text of an answer may hold, and must match.
+
+    Attributes:
+      tools: How it may call tools.
+      reasoning_parser: Parses its reasoning; None leaves it in the text.
+      grammar: What it must match after any reasoning, unless it calls tools; None if it is free.
+      include_reasoning: Whether the client wants the reasoning.
+    """
+
+    tools: ToolUse = NO_TOOLS
+    reasoning_parser: type[ReasoningParser] | None = None
+    grammar: AnswerGrammar | None = None
+    include_reasoning: bool = True
+
+    @classmethod
+    def of_chat(
+        cls, model: ServedModel, tools: ToolUse, grammar: AnswerGrammar | None, *, include_reasoning: bool = True
+    ) -> AnswerFormat:
+        """The format of an answer to a conversation.
+
+        Args:
+          model: The served model.
+          tools: How the answer may call tools.
+          grammar: What the request says that it must match.
+          include_reasoning: Whether the client wants the reasoning.
+
+        Raises:
+          RequestError: The grammar and the tools contradict each other.
+        """
+        if grammar is not None and tools.must_call:
+            raise RequestError(
+                "leaves no room for the call that tool_choice demands: send only one", param=grammar.field
+            )
+        if grammar is not None and tools.tools and (tools.grammar is not None or not tools.call_tokens):
+            grammar = tools.or_answer(grammar)
+        return cls(tools, model.parsers.reasoning, grammar or tools.grammar, include_reasoning)
+
+    @property
+    def is_parsed(self) -> bool:
+        """Whether the text is searched for reasoning or tool calls."""
+        return self.tools.parser is not None or self.reasoning_parser is not None
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Whether the text must be decoded with special tokens."""
+        return any(
+            parser is not None and parser.needs_special_tokens for parser in (self.tools.parser, self.reasoning_parser)
+        )
 
 
 def choose_tools(
