@@ -6,6 +6,7 @@ lists, tuples and dicts, as in `model.layers.0`.
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,7 +70,7 @@ def named_children(module: nnx.Module) -> Iterator[tuple[str, nnx.Module | nnx.P
 def named_parameters(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, nnx.Param]]:
     """`JaxModule.named_parameters` for any nnx.Module."""
     for name, child in _walk(module, prefix):
-        if isinstance(child, nnx.Param):
+        if _kind(type(child)) is _Kind.PARAMETER:
             yield name, child
 
 
@@ -77,7 +78,7 @@ def named_modules(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, n
     """`JaxModule.named_modules` for any nnx.Module."""
     yield prefix, module
     for name, child in _walk(module, prefix):
-        if isinstance(child, nnx.Module):
+        if _kind(type(child)) is _Kind.MODULE:
             yield name, child
 
 
@@ -183,20 +184,43 @@ def _walk(module: nnx.Module, prefix: str) -> Iterator[tuple[str, nnx.Module | n
     for name, child in named_children(module):
         full_name = f"{prefix}.{name}" if prefix else name
         yield full_name, child
-        if isinstance(child, nnx.Module):
+        if _kind(type(child)) is _Kind.MODULE:
             yield from _walk(child, full_name)
 
 
-def _flatten(name: str, value: object) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
-    if isinstance(value, nnx.Module | nnx.Param) and not isinstance(value, nnx.List | nnx.Dict):
-        yield name, value
-    elif isinstance(value, list | tuple | nnx.List):
-        for index, item in enumerate(value):
-            yield from _flatten(f"{name}.{index}", item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _flatten(f"{name}.{key}", item)
-    elif isinstance(value, nnx.Dict):
-        for key, item in vars(value).items():
-            if not key.startswith("_"):
+class _Kind(enum.Enum):
+    MODULE = enum.auto()
+    PARAMETER = enum.auto()
+    SEQUENCE = enum.auto()
+    MAPPING = enum.auto()
+    NNX_MAPPING = enum.auto()
+    OTHER = enum.auto()
+
+
+@functools.cache
+def _kind(cls: type) -> _Kind:
+    """What a walk does with values of a type; kept, since nnx's own instance checks take most of a walk's time."""
+    kinds = {
+        nnx.List | list | tuple: _Kind.SEQUENCE,
+        nnx.Dict: _Kind.NNX_MAPPING,
+        dict: _Kind.MAPPING,
+        nnx.Module: _Kind.MODULE,
+        nnx.Param: _Kind.PARAMETER,
+    }
+    return next((kind for classes, kind in kinds.items() if issubclass(cls, classes)), _Kind.OTHER)
+
+
+def _flatten(name: str, value: Any) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
+    match _kind(type(value)):
+        case _Kind.MODULE | _Kind.PARAMETER:
+            yield name, value
+        case _Kind.SEQUENCE:
+            for index, item in enumerate(value):
+                yield from _flatten(f"{name}.{index}", item)
+        case _Kind.MAPPING:
+            for key, item in value.items():
                 yield from _flatten(f"{name}.{key}", item)
+        case _Kind.NNX_MAPPING:
+            for key, item in vars(value).items():
+                if not key.startswith("_"):
+                    yield from _flatten(f"{name}.{key}", item)

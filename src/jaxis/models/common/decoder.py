@@ -118,8 +118,7 @@ class DecoderModel(JaxModule):
         num_layers = options.num_layers or scope.config["num_hidden_layers"]
         self.layers = [layer_class(scope.layer(i)) for i in range(num_layers)]
         self.norm = options.norm or rms_norm(scope / "norm")
-        self.has_shared_selection = any(map(_hands_on_selection, self.layers))
-        self.cache_entries = _cache_entries(self.layers)
+        self.cache_entries, self.has_shared_selection = _cache_entries(self.layers)
         self.hands_on = False
         self.aux_hidden_state_layers: tuple[int, ...] = ()
 
@@ -213,31 +212,24 @@ class DecoderModel(JaxModule):
         return [UncachedKeysAndValues() if uses[entry] > 1 else None for entry in range(num_caches)]
 
 
-def _cache_entries(layers: Sequence[JaxModule]) -> tuple[tuple[int, ...], ...]:
-    """See `DecoderModel`."""
-    numbers = [_num_caches(layer) for layer in layers]
+def _cache_entries(layers: Sequence[JaxModule]) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    """The `cache_entries` and `has_shared_selection` of `DecoderModel`."""
+    modules = [[module for _, module in named_modules(layer)] for layer in layers]
+    numbers = [sum(isinstance(module, HasCache | HasState) for module in of_layer) for of_layer in modules]
     if not any(numbers):
         numbers = [1] * len(layers)  # modules that are not jaxis's: see `cache_specs`
     entries: list[tuple[int, ...]] = []
     stop = 0
-    for layer, number in zip(layers, numbers, strict=True):
-        owner = next((m.shares_cache_of for _, m in named_modules(layer) if isinstance(m, SharesCache)), None)
+    for of_layer, number in zip(modules, numbers, strict=True):
+        owner = next((m.shares_cache_of for m in of_layer if isinstance(m, SharesCache)), None)
         if owner is not None:
             entries.append(entries[owner])
             continue
         entries.append(tuple(range(stop, stop + number)))
         stop += number
-    return tuple(
-        (*own, stop) if _hands_on_selection(layer) else own for layer, own in zip(layers, entries, strict=True)
-    )
-
-
-def _hands_on_selection(layer: JaxModule) -> bool:
-    return any(isinstance(m, HandsOnSelection) and m.hands_on_selection for _, m in named_modules(layer))
-
-
-def _num_caches(layer: JaxModule) -> int:
-    return sum(isinstance(module, HasCache | HasState) for _, module in named_modules(layer))
+    hand_on = [any(isinstance(m, HandsOnSelection) and m.hands_on_selection for m in of_layer) for of_layer in modules]
+    own_and_shared = ((*own, stop) if hands_on else own for hands_on, own in zip(hand_on, entries, strict=True))
+    return tuple(own_and_shared), any(hand_on)
 
 
 def _run_layer(
