@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.support.places import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "architecture.md"
@@ -55,13 +57,18 @@ def read_modules(source: Path) -> dict[str, Path]:
     return modules
 
 
-def read_imports(modules: Mapping[str, Path]) -> list[Import]:
-    """All imports among the modules, those in functions and under TYPE_CHECKING included."""
-    return [
-        Import(name, imported, line)
-        for name, path in sorted(modules.items())
-        for imported, line in sorted(set(_imports_of(ast.parse(path.read_text("utf-8")), modules)))
-    ]
+def read_sources(modules: Mapping[str, Path]) -> tuple[list[Import], list[tuple[str, str]]]:
+    """Of all modules, which are parsed once: the imports among them, and their public classes as (module, class).
+
+    Imports in functions and under TYPE_CHECKING count.
+    """
+    imports: list[Import] = []
+    classes: list[tuple[str, str]] = []
+    for name, path in sorted(modules.items()):
+        tree = ast.parse(path.read_text("utf-8"))
+        imports += [Import(name, imported, line) for imported, line in sorted(set(_imports_of(tree, modules)))]
+        classes += [(name, n.name) for n in tree.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")]
+    return imports, classes
 
 
 def _imports_of(tree: ast.Module, modules: Mapping[str, Path]) -> Iterator[tuple[str, int]]:
@@ -134,14 +141,19 @@ def test_every_module_has_a_floor_and_every_floor_a_module():
     assert [name for name in floors if name not in modules] == []
 
 
-def test_nothing_imports_upward():
+@pytest.fixture(scope="module")
+def sources():
+    return read_sources(read_modules(SOURCE))
+
+
+def test_nothing_imports_upward(sources):
     floors = read_floors(PAGE.read_text("utf-8"))
-    upward = upward_imports(read_imports(read_modules(SOURCE)), floors)
+    upward = upward_imports(sources[0], floors)
     assert not upward, "\n".join(map(str, upward))
 
 
-def test_no_files_import_each_other():
-    found = circles(read_imports(read_modules(SOURCE)))
+def test_no_files_import_each_other(sources):
+    found = circles(sources[0])
     assert not found, "\n".join(map(" <-> ".join, found))
 
 
@@ -170,17 +182,15 @@ def test_circles_are_found():
     assert circles([Import(x, y, 1) for x, y in pairs]) == [["a", "b", "c"], ["f", "g"]]
 
 
-def test_a_public_class_name_stands_for_one_thing():
+def test_a_public_class_name_stands_for_one_thing(sources):
     places: dict[str, list[str]] = {}
-    for name, path in read_modules(SOURCE).items():
-        for node in ast.parse(path.read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(name)
+    for module, name in sources[1]:
+        places.setdefault(name, []).append(module)
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
 
 
 if __name__ == "__main__":
-    all_imports = read_imports(read_modules(Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCE))
+    all_imports, _ = read_sources(read_modules(Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCE))
     all_circles = circles(all_imports)
     all_upward = upward_imports(all_imports, read_floors(PAGE.read_text("utf-8")))
     print(f"{len(all_circles)} circles", *map(" <-> ".join, all_circles), sep="\n  ")

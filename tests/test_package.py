@@ -36,8 +36,11 @@ needs_compiler = pytest.mark.skipif(
 
 def build(folder, *hooks, **environment):
     """Runs hooks of the build backend as pip does, without an environment of its own."""
-    # Where an editable installation has compiled the library already.
-    settings = {"build-dir": str(REPOSITORY / "build" / "native")} if not environment else {}
+    settings = {}
+    if not environment:
+        # Where an editable installation has compiled the library already, for the same instruction sets.
+        compiled = REPOSITORY / "build" / "native"
+        settings, environment = {"build-dir": str(compiled)}, {"JAXIS_ISAS": compiled_isas(compiled)}
     calls = "; ".join(f"backend.{hook}({str(folder)!r}, {settings!r})" for hook in hooks)
     subprocess.run(
         [sys.executable, "-c", f"import scikit_build_core.build as backend; {calls}"],
@@ -49,10 +52,17 @@ def build(folder, *hooks, **environment):
     return folder
 
 
+def compiled_isas(folder):
+    """The instruction sets that a build folder has kernels for; where there are none yet, this machine's best alone."""
+    cache = folder / "CMakeCache.txt"
+    lines = cache.read_text().splitlines() if cache.exists() else []
+    return next((line.partition("=")[2] for line in lines if line.startswith("JAXIS_ISAS:")), "native")
+
+
 def install(wheel, folder):
     """Installs a wheel, without what it requires, into a folder."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(folder)]
-    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*pip, "--target", str(folder), str(wheel)], check=True, capture_output=True)
 
 
 def run_installed(folder, code, *arguments):

@@ -11,6 +11,14 @@ from tests.support.places import TESTS
 QWEN = TESTS / "data" / "configs" / "qwen3-8b.json"
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The config of a model of its kind with 2 layers: what is the same for any size takes a moment."""
+    path = tmp_path_factory.mktemp("small") / "config.json"
+    path.write_text(json.dumps(json.loads(QWEN.read_text()) | {"num_hidden_layers": 2}))
+    return path
+
+
 @pytest.fixture
 def run(monkeypatch):
     """Runs the command in this process, on a terminal of 80 columns."""
@@ -46,8 +54,8 @@ def test_data_ranks_over_many_hosts_fit_80_columns(run):
     assert gather.endswith("50% of ICI")
 
 
-def test_without_a_target_it_is_one_of_each_kind(run):
-    result = run(QWEN)
+def test_without_a_target_it_is_one_of_each_kind(run, small):
+    result = run(small)
     assert result.exit_code == 0, result.output
     assert "…" not in result.stdout
     for name in ("v5e:2x4", "v6e:2x4", "v5p:2x2x1", "tpu7x:2x2x1", "a100x8", "h100x8", "h200x8", "b200x8"):
@@ -64,9 +72,9 @@ def test_what_does_not_fit_exits_with_1(run):
     assert [plan["fits"] for plan in json.loads(both.stdout)["plans"]] == [False, True]
 
 
-def test_the_page_is_self_contained(run, tmp_path):
+def test_the_page_is_self_contained(run, small, tmp_path):
     page = tmp_path / "plan.html"
-    result = run(QWEN, "--on", "v6e-1", "--on", "h100x8", "--html", page)
+    result = run(small, "--on", "v6e-1", "--on", "h100x8", "--html", page)
     assert result.exit_code == 0, result.output
     html = page.read_text()
     assert f"wrote {page}" in result.stderr
@@ -88,8 +96,8 @@ def test_the_page_is_self_contained(run, tmp_path):
         (("--on", "v6e-8", "--enable-expert-parallel"), "--enable-expert-parallel: the model has no experts"),
     ],
 )
-def test_a_mistake_is_one_line(run, args, message):
-    result = run(QWEN, *args)
+def test_a_mistake_is_one_line(run, small, args, message):
+    result = run(small, *args)
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr.startswith("jaxis: error: ")

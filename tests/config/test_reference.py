@@ -14,6 +14,7 @@ SPEC.loader.exec_module(TOOL)
 DATA = json.loads(TOOL.DATA.read_text("utf-8"))
 
 
+@pytest.mark.slow  # imports every configuration of transformers
 def test_the_file_is_what_the_tool_writes():
     if DATA["transformers"] != transformers.__version__:
         pytest.skip(f"the file is of transformers {DATA['transformers']}, and {transformers.__version__} is installed")

@@ -23,11 +23,11 @@ NUM_ROWS = 24
 @pytest.fixture
 def run():
     """Runs the command with files of a limited size, 0 being no limit; returns the finished process."""
-    # What is compiled must not meet the limit, neither programs nor jaxis's sources.
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
 
     def command(limit, *arguments, stdout=subprocess.PIPE):
+        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+        if limit:  # what is compiled must not meet it, neither programs nor jaxis's sources
+            environment |= {"JAX_ENABLE_COMPILATION_CACHE": "false", "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-c", COMMAND, str(limit), *map(str, arguments)]
         return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, timeout=120)
 

@@ -14,7 +14,12 @@ from pathlib import Path
 
 import pytest
 
-DROP_ABOVE = 1_100_000_000  # bytes
+from tests.support.distribution import unit
+
+# In bytes: after the last test of a file, whose programs no other needs, and within one, whose next test would compile
+# them again.
+DROP_AFTER_A_FILE = 1_100_000_000
+DROP_WITHIN_A_FILE = 1_600_000_000
 DROP_AGAIN_AFTER = 250_000_000  # more than was left the last time
 NUM_SHOWN = 10
 
@@ -27,15 +32,16 @@ class WorkerMemory:
         self.files: list[tuple[int, int, str]] = []  # a file's peak, how much more there was after it, its name
         self.before = resident()
         self.peak = 0
-        self.drop_above = DROP_ABOVE
+        self.left = 0  # in bytes, when programs were dropped the last time
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         """After the test's fixtures are closed, and with its file's last test the file's."""
         self.peak = max(self.peak, peak_since_reset())
-        if resident() > self.drop_above:
+        is_last = nextitem is None or unit(nextitem.nodeid) != unit(item.nodeid)
+        if resident() > max(DROP_AFTER_A_FILE if is_last else DROP_WITHIN_A_FILE, self.left + DROP_AGAIN_AFTER):
             drop_compiled_programs()
-            self.drop_above = max(DROP_ABOVE, resident() + DROP_AGAIN_AFTER)
+            self.left = resident()
         if nextitem is None or nextitem.path != item.path:
             after = resident()
             self.files.append((self.peak, after - self.before, item.nodeid.partition("::")[0]))

@@ -85,8 +85,8 @@ REQUESTS = [
 @pytest.mark.parametrize(
     ("kind", "num_blocks"),
     [
-        *[("grouped", None), ("grouped", 9), ("eagle3", None), ("draft_model", None)],
-        *[pytest.param(kind, None, marks=pytest.mark.slow) for kind in ("recurrent", "latent", "step", "mimo")],
+        *[("grouped", 9), ("eagle3", None)],
+        *[pytest.param(kind, None, marks=pytest.mark.slow) for kind in KINDS if kind != "eagle3"],
         *[pytest.param(kind, 9, marks=pytest.mark.slow) for kind in KINDS if kind != "grouped"],
     ],
 )

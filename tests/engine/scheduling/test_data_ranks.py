@@ -84,7 +84,7 @@ class RanksMachine(RuleBasedStateMachine):
 
 
 RanksMachine.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestDataRanks = RanksMachine.TestCase
 
