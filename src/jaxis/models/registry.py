@@ -57,7 +57,7 @@ def family_of(architecture: str) -> Family | None:
 def supported_architectures() -> list[str]:
     """Every name that `get_model_class` knows, plug-ins included; imports the built-in models."""
     built_in = (name for family in built_in_families() for name in family.architectures)
-    return sorted({*built_in, *_registered, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+    return sorted({*built_in, *_registered, *_plugins()})
 
 
 def is_supported(architectures: list[str]) -> bool:
@@ -105,10 +105,15 @@ def _declared_in(path: Path) -> list[Family]:
     return [value for value in vars(module).values() if isinstance(value, Family)]
 
 
+@functools.cache
+def _plugins() -> dict[str, str]:
+    """Name of each model that other packages declare -> its class's path; read once, from every package's metadata."""
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
 def _find(architecture: str) -> type[Any] | str | None:
     """The model of this name, a class or the path of one; None without one."""
-    plugins = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
-    if (model := _registered.get(architecture) or plugins.get(architecture)) is not None:
+    if (model := _registered.get(architecture) or _plugins().get(architecture)) is not None:
         return model
     family = family_of(architecture)
     return family.architectures[architecture] if family is not None else None
