@@ -109,6 +109,7 @@ def test_a_calibrated_checkpoint_is_closer_to_its_source(family, tmp_path):
             assert not np.array_equal(value.codes, calibrated[name].codes), name
 
 
+@pytest.mark.slow  # which rule is a module's, test_rules.py tests
 def test_each_module_is_calibrated_at_its_own_width(tmp_path):
     source = write_model(tmp_path / "source", "dense, tied")
     rules = parse_quantization(

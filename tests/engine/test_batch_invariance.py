@@ -131,11 +131,11 @@ BFLOAT16 = {"dtype": "bfloat16"}
 # Model, the engine's arguments, and on how many processors.
 CASES = {
     "plain": (None, {}, NUM_PROCESSORS),
-    "qwen3_5": ("qwen3_5_text", {}, ALL),
 }
-# The kernels of other types and of quantized weights, of latents and of experts have such tests of their own, which run
-# every time.
+# The kernels of other types and of quantized weights, of latents, states and experts have such tests of their own, and
+# so has the engine with states, in test_local_layers.py; those run every time.
 SLOW_CASES = {
+    "qwen3_5": ("qwen3_5_text", {}, ALL),
     "bfloat16": (None, BFLOAT16, ALL),
     "int8": (None, {"quantization": "int8"}, NUM_PROCESSORS),
     "int4": (None, {"quantization": "int4"}, ALL),
