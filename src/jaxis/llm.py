@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -345,6 +346,7 @@ class LLM:
         prompt: Prompt | Sequence[Message],
         sampling_params: SamplingParams | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Generator[StreamOutput, None, None]:
@@ -356,6 +358,7 @@ class LLM:
         Args:
           prompt: One prompt of `generate`, or one conversation of `chat`.
           sampling_params: `n` must be 1; None is `get_default_sampling_params()`.
+          lora_request: The adapter; needs `enable_lora`.
           tools: See `chat`.
           chat_template_kwargs: See `chat`.
 
@@ -370,7 +373,9 @@ class LLM:
             tokenized = tokenize_chat(prompt, self.tokenizer, tools=tools, **(chat_template_kwargs or {}))
         else:
             tokenized = tokenize_prompt(cast(Prompt, prompt), self.tokenizer, _name(0, 1))
-        stream = self._stream(tokenized, _one_for_each(params, [tokenized]))
+        _check_adapters(lora_request)
+        adapters = self._one_adapter_for_each(lora_request, [tokenized])
+        stream = self._stream(tokenized, _one_for_each(params, [tokenized]), adapters)
         # Runs until the request is queued, so that closing the iterator aborts it even if nothing was read from it.
         next(stream)
         return cast(Generator[StreamOutput, None, None], stream)
@@ -575,13 +580,13 @@ class LLM:
         return [request.output() for request in queued]
 
     def _stream(
-        self, prompt: TokenizedPrompt, params: Sequence[SamplingParams]
+        self, prompt: TokenizedPrompt, params: Sequence[SamplingParams], adapters: Sequence[LoRARequest | None]
     ) -> Generator[StreamOutput | None, None, None]:
         """Yields None once the request is queued, then a StreamOutput per step that adds something."""
         queued: list[Request] = []
         finished = has_text = False
         try:
-            self._add(queued, [prompt], params, None)
+            self._add(queued, [prompt], params, None, adapters)
             yield None
             [request] = queued
             tracker = DeltaTracker(request)
@@ -626,6 +631,7 @@ class LLM:
         if priority is not None:
             _check_priority(priority, prompts)
         self._num_calls += 1
+        digest_of = functools.cache(self._load_adapter)  # of each adapter once a call
         with interrupt_deferred():
             for i, (prompt, prompt_params) in enumerate(zip(prompts, params, strict=True)):
                 self._engine.connector.fetch(prompt.token_ids, prompt.cache_salt, prompt_params)
@@ -638,7 +644,7 @@ class LLM:
                         prompt=prompt.text,
                         priority=0 if priority is None else priority[i],
                         cache_salt=prompt.cache_salt,
-                        variant=b"" if adapter is None else self._load_adapter(adapter),
+                        variant=b"" if adapter is None else digest_of(adapter.lora_path),
                     )
                 except RequestError as error:
                     if len(prompts) == 1:
@@ -654,14 +660,14 @@ class LLM:
         adapters = [lora_request] * len(prompts) if isinstance(lora_request, LoRARequest) else lora_request
         if len(adapters) != len(prompts):
             raise RequestError(f"{len(adapters)} lora_requests were given for {len(prompts)} prompts")
-        if self._generator.adapters is None and any(adapters):
+        if self._generator.variants is None and any(adapters):
             raise RequestError("lora_request needs LLM(..., enable_lora=True)")
         return adapters
 
-    def _load_adapter(self, adapter: LoRARequest) -> bytes:
-        """The digest of a request's adapter, as its files are now."""
-        assert self._generator.adapters is not None
-        return self._generator.adapters.load(adapter.lora_path)
+    def _load_adapter(self, folder: str | os.PathLike[str]) -> bytes:
+        """The digest of an adapter, as its files are now."""
+        assert self._generator.variants is not None
+        return self._generator.variants.add(self._generator.variants.read(folder))
 
     def _abort(self, requests: Iterable[Request]) -> None:
         """Aborts the unfinished requests."""

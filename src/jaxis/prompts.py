@@ -29,11 +29,13 @@ class TokenizedPrompt:
       text: The string; None if the prompt was given as token ids.
       token_ids: Not checked against the model's vocabulary.
       cache_salt: Only requests with the same salt share cached prefixes.
+      variant: Digest of the model's variant that answers it; b"": the model itself.
     """
 
     text: str | None
     token_ids: Sequence[int]
     cache_salt: str | None = None
+    variant: bytes = b""
 
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -41,6 +41,7 @@ class FakeEngine:
             vocab_size=100,
             num_ranks=1,
             last_compile_wait=None,
+            variants=None,
             models=[JaxModule()],
         )
         self.before_step = lambda: None
@@ -57,7 +58,7 @@ class FakeEngine:
         rank = types.SimpleNamespace(num_running=len(self.requests), num_waiting=0, block_manager=blocks)
         return types.SimpleNamespace(**vars(rank), ranks=(rank,))
 
-    def add_request(self, request_id, prompt_token_ids, params, *, priority, client, cache_salt, grammar):
+    def add_request(self, request_id, prompt_token_ids, params, *, priority, client, cache_salt, variant, grammar):
         if not prompt_token_ids:
             raise RequestError("the prompt is empty: give at least one token")
         if prompt_token_ids == [13]:
@@ -102,5 +103,9 @@ class FakeEngine:
 def fake_built_engine():
     """What `build_engine` would return."""
     return types.SimpleNamespace(
-        engine=FakeEngine(), default_sampling_params=SamplingParams(), fingerprint="", hosts=NO_OTHER_HOSTS
+        engine=FakeEngine(),
+        default_sampling_params=SamplingParams(),
+        fingerprint="",
+        hosts=NO_OTHER_HOSTS,
+        variants=None,
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from jaxis.engine.frontend.engine_client import EngineCallbacks, EngineClient, EngineInfo, EngineStats, Submission
 from jaxis.engine.frontend.engine_thread import EngineThread
+from jaxis.host.threads import run_in_daemon
 
 if TYPE_CHECKING:
     import asyncio
@@ -65,6 +67,14 @@ class LocalEngine(EngineClient):
     def reset_prefix_cache(self) -> None:
         """See `EngineClient.reset_prefix_cache`."""
         self._thread.reset_prefix_cache()
+
+    def load_variant(self, call_id: int, source: str) -> None:
+        """See `EngineClient.load_variant`."""
+        run_in_daemon(functools.partial(self._thread.load_variant, call_id, source), "variant")
+
+    def unload_variant(self, variant: bytes) -> None:
+        """See `EngineClient.unload_variant`."""
+        self._thread.unload_variant(variant)
 
     def describe(self) -> None:
         """See `EngineClient.describe`."""

@@ -34,6 +34,7 @@ from jaxis.sampling_params import INTEGER_BOUNDS
 
 if TYPE_CHECKING:
     from jaxis.llm import LLM
+    from jaxis.lora import LoRARequest
     from jaxis.sampling_params import SamplingParams
 
 _HUB_ID_OR_PATH = re.compile(r"~?[\w./\\-]*[/\\][\w./\\-]*(:[\w.-]+)?|\S+\.gguf")
@@ -114,6 +115,7 @@ def generate(
       jaxis generate ./Qwen3-0.6B "Write a haiku" --temperature 0.7 --stats
       jaxis generate Qwen/Qwen3-0.6B - --system "Summarize." < report.txt
       jaxis generate ./model 1,2,3 --token-ids --max-tokens 8
+      jaxis generate ./base "Write a haiku" --adapter ./poet
       jaxis generate "Pick a number" --n 3 --temperature 1 --json | jq .text
     """
     model, prompt = _split([word for word in (model, prompt, *context.args) if word is not None])
@@ -131,20 +133,33 @@ def generate(
         if not text:
             raise RequestError("the prompt is empty")
         request: str | list[int] = _parse_token_ids(text) if token_ids else text
+        adapter = _adapter_by_request(arguments)
         with open_llm(model, arguments) as llm:
             params = with_drawn_seed(dataclasses.replace(llm.get_default_sampling_params(), **overrides))
             if isinstance(request, str):
                 request = _prompt_for(llm, model, request, system, raw, template_kwargs)
             if n == 1:
-                completions, timing = _stream(llm, request, params, show=not json_lines)
+                completions, timing = _stream(llm, request, params, adapter, show=not json_lines)
             else:
-                completions, timing = _generate(llm, request, params, show=not json_lines)
+                completions, timing = _generate(llm, request, params, adapter, show=not json_lines)
         for completion in completions if json_lines else ():
             print(json.dumps(_to_json(completion, timing.num_prompt_tokens), ensure_ascii=False), flush=True)
         if stats:
             note(str(timing))
         elif params.seed is not None and sampling.seed is None:
             note(f"(seed {params.seed}: --seed {params.seed} gives this answer again)")
+
+
+def _adapter_by_request(arguments: dict[str, Any]) -> LoRARequest | None:
+    """The adapter that is used beside the weights, without --merge; sets the engine's arguments for it."""
+    if arguments.get("adapter") is None or arguments.get("merge"):
+        return None
+    from jaxis.lora import LoRARequest
+    from jaxis.lora.adapter import read_adapter
+
+    folder = arguments.pop("adapter")
+    arguments |= {"enable_lora": True, "max_lora_rank": max(1, read_adapter(folder).max_rank)}
+    return LoRARequest(folder, 1, folder)
 
 
 def _split(words: Sequence[str]) -> tuple[str | None, str | None]:
@@ -207,12 +222,12 @@ def _prompt_for(
 
 
 def _stream(
-    llm: LLM, request: str | list[int], params: SamplingParams, *, show: bool
+    llm: LLM, request: str | list[int], params: SamplingParams, adapter: LoRARequest | None, *, show: bool
 ) -> tuple[list[CompletionOutput], AnswerStats]:
     """Generates one completion; with `show`, prints it as it is generated."""
     timing = AnswerStats(params.seed)
     completion = CompletionOutput(0, logprobs=None if params.logprobs is None else [])
-    for delta in llm.stream(request, params):
+    for delta in llm.stream(request, params, lora_request=adapter):
         timing.num_prompt_tokens = delta.num_prompt_tokens
         timing.add(len(delta.token_ids))
         if show:
@@ -228,11 +243,11 @@ def _stream(
 
 
 def _generate(
-    llm: LLM, request: str | list[int], params: SamplingParams, *, show: bool
+    llm: LLM, request: str | list[int], params: SamplingParams, adapter: LoRARequest | None, *, show: bool
 ) -> tuple[list[CompletionOutput], AnswerStats]:
     """Generates several completions; with `show`, prints them, numbered on stderr."""
     timing = AnswerStats(params.seed)
-    [output] = llm.generate([request], params, progress=False)
+    [output] = llm.generate([request], params, lora_request=adapter, progress=False)
     timing.num_prompt_tokens = len(output.prompt_token_ids)
     timing.add(sum(len(completion.token_ids) for completion in output.outputs))
     for completion in output.outputs if show else ():

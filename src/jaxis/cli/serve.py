@@ -18,6 +18,7 @@ import typer
 
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.kv_disk import kv_disk_arguments, kv_disk_line
+from jaxis.cli.lora_options import LoraOptions
 from jaxis.cli.options import ChatTemplate, Debug, EngineOptions, expand_options
 from jaxis.cli.serve_options import (
     KEY_VARIABLE,
@@ -58,6 +59,7 @@ def serve(
     server: ServerOptions = ServerOptions(),  # noqa: B008 (frozen; only its type is used)
     limits: LimitOptions = LimitOptions(),  # noqa: B008
     hosts: HostOptions = HostOptions(),  # noqa: B008
+    lora: LoraOptions = LoraOptions(),  # noqa: B008
     chat_template: ChatTemplate = None,
     runner: Annotated[
         Runner,
@@ -95,6 +97,7 @@ def serve(
       jaxis serve
       jaxis serve ./Qwen3-0.6B --max-model-len 8192 --port 8080
       jaxis serve Qwen/Qwen3-0.6B --served-model-name qwen --api-key "$KEY"
+      jaxis serve ./base --enable-lora --lora-modules poet=./poet clerk=./clerk
       jaxis serve --models models.yaml --idle-timeout 10m
       jaxis serve ./model --host 0.0.0.0 --api-key-file keys.yaml --ssl-certfile cert.pem --ssl-keyfile key.pem
     """
@@ -106,6 +109,7 @@ def serve(
         check_extra("server", "jaxis serve")
         if several.models is not None or len(model or ()) > 1:
             _check_several(server, hosts, kv_disk, runner)
+            lora.check_none("is for one model: give one MODEL")
             own = {"chat_template": chat_template, "seed": seed}
             groups = dataclasses.asdict(server) | dataclasses.asdict(limits) | dataclasses.asdict(engine)
             _serve_several(
@@ -114,8 +118,9 @@ def serve(
         else:
             only = model[0] if model else None
             arguments = {**engine.llm_arguments(), **hosts.llm_arguments(), "chat_template": chat_template}
+            arguments |= lora.llm_arguments()
             arguments |= kv_disk_arguments(kv_disk, arguments)
-            config = _server_config(only, server, limits)
+            config = dataclasses.replace(_server_config(only, server, limits), lora_updates=lora.allows_updates)
             _serve_one(server, {"model": only, **arguments}, seed, config, runner=runner, debug=debug)
 
 

@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 from jaxis.cli.kv_disk import with_size
+from jaxis.cli.lora_options import spread_modules
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.host.tls import load_certificate
@@ -136,7 +137,7 @@ class ServeCommand(TyperCommand):
         for name in (arg.partition("=")[0] for arg in args):
             if name in NOT_TAKEN:
                 raise typer.BadParameter(f"{name} is not supported: {NOT_TAKEN[name]}")
-        return super().parse_args(ctx, with_size(args))
+        return super().parse_args(ctx, spread_modules(with_size(args)))
 
 
 SERVER_PANEL = "Server"

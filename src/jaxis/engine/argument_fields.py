@@ -201,13 +201,15 @@ class EngineArgFields:
     )
     adapter: str | os.PathLike[str] | None = field(
         default=None,
-        metadata=_info(metavar="FOLDER", help="An adapter (LoRA) in PEFT's format; add --merge."),
+        metadata=_info(metavar="FOLDER", help="An adapter (LoRA) in PEFT's format; see --merge."),
     )
     merge: bool = field(default=False, metadata=_info(help="Merge the adapter into the weights as they are loaded."))
     enable_lora: bool = field(default=False, metadata=_info())
     max_loras: int = field(default=1, metadata=_info(minimum=1, speed_only=True))
     max_lora_rank: int = field(default=16, metadata=_info(minimum=1, speed_only=True))
     max_cpu_loras: int | None = field(default=None, metadata=_info(minimum=1, speed_only=True))
+    lora_modules: Mapping[str, str] | None = field(default=None, metadata=_info(speed_only=True))
+    lora_root: str | os.PathLike[str] | None = field(default=None, metadata=_info(speed_only=True))
     speculative_config: Mapping[str, Any] | None = field(
         default=None,
         metadata=_info(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
@@ -86,6 +87,8 @@ class EngineArgs(EngineArgFields):
       max_loras: Most adapters in a step; requests with others wait. Each takes memory, whether or not it is used.
       max_lora_rank: Largest rank of such an adapter.
       max_cpu_loras: Most adapters that are kept in memory, in use or not; None is all.
+      lora_modules: Name -> folder of adapters that are loaded at the start, for a server.
+      lora_root: A folder outside of which no adapter is read.
       speculative_config: Guess next tokens and compute several at a time, which changes no answer: {"method": "ngram"}
         copies what the text had before, {"method": "suffix"} also what finished outputs had; "mtp", "eagle3"
         and "draft_model" draft with layers. None: "ngram" on one CPU device with native kernels, if the model
@@ -169,7 +172,17 @@ class EngineArgs(EngineArgFields):
         if self.merge and self.adapter is None:
             raise ConfigError("merge needs adapter: the folder of what is merged")
         if self.adapter is not None and not self.merge:
-            raise ConfigError(f"adapter={str(self.adapter)!r} needs merge: adapters are merged into the weights")
+            raise ConfigError(
+                f"adapter={str(self.adapter)!r} needs merge, to be merged into the weights; for adapters by request, "
+                "give LLM enable_lora, and jaxis serve --enable-lora --lora-modules NAME=FOLDER"
+            )
+        if self.lora_modules and not self.enable_lora:
+            raise ConfigError("lora_modules needs enable_lora")
+        if self.max_cpu_loras is not None and len(self.lora_modules or ()) > self.max_cpu_loras:
+            num_named = len(self.lora_modules or ())
+            raise ConfigError(f"max_cpu_loras={self.max_cpu_loras} is less than the {num_named} of lora_modules")
+        if self.lora_root is not None and not os.path.isdir(self.lora_root):
+            raise ConfigError(f"lora_root={str(self.lora_root)!r} is not a folder")
         if self.adapter is not None and self.load_format == "dummy":
             raise ConfigError("adapter needs the weights that it was trained on: leave out load_format='dummy'")
 

@@ -60,6 +60,8 @@ class EngineKwargs(TypedDict, total=False):
     max_loras: int
     max_lora_rank: int
     max_cpu_loras: int | None
+    lora_modules: Mapping[str, str] | None
+    lora_root: str | os.PathLike[str] | None
     speculative_config: Mapping[str, Any] | None
     chat_template: str | os.PathLike[str] | None
     fit_memory: bool

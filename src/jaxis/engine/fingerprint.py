@@ -118,6 +118,8 @@ def _values(arguments: EngineArgs, names: set[str]) -> dict[str, Any]:
         "kv_transfer_config",
         "kv_events_config",
         "enable_lora",
+        "lora_modules",
+        "lora_root",
     }
     if arguments.load_format != "dummy":
         left_out.add("seed")

@@ -53,14 +53,14 @@ class BuiltEngine:
       default_sampling_params: What its checkpoint recommends.
       fingerprint: See `engine_fingerprint`.
       hosts: The other hosts that run its model.
-      adapters: Those that requests may name; None: they may name none.
+      variants: Of its model, that requests may have; None: they have none.
     """
 
     engine: LLMEngine
     default_sampling_params: SamplingParams
     fingerprint: str
     hosts: HostGroup = NO_OTHER_HOSTS
-    adapters: AdapterStore | None = None
+    variants: AdapterStore | None = None
 
 
 @headers_read_once()
@@ -151,7 +151,7 @@ def _build_engine(
     loaded = opened.load(args, meshes, progress)
     _note_config(opened.config, hf_config, path, progress)
     executor = loaded.executor() if followers is None else _leading_executor(args, loaded, followers)
-    adapters = _open_adapters(args, executor, progress) if args.enable_lora else None
+    variants = _open_adapters(args, executor, progress) if args.enable_lora else None
     fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
     programs = Programs(executor, progress.compiling)
     engine = LLMEngine(
@@ -163,13 +163,15 @@ def _build_engine(
     )
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
     engine.runner.precompile(1, greedy=default_sampling_params.greedy)
-    return BuiltEngine(engine, default_sampling_params, fingerprint, followers or NO_OTHER_HOSTS, adapters)
+    return BuiltEngine(engine, default_sampling_params, fingerprint, followers or NO_OTHER_HOSTS, variants)
 
 
 def _open_adapters(args: EngineArgs, executor: Executor, progress: ProgressDisplay) -> AdapterStore:
     [stage] = executor.stages  # `check_combinations` refuses others
     with jax.set_mesh(stage.context.mesh):
-        store = AdapterStore(stage.context.model, args.max_loras, args.max_lora_rank, args.max_cpu_loras)
+        root = None if args.lora_root is None else Path(args.lora_root)
+        store = AdapterStore(stage.context.model, args.max_loras, args.max_lora_rank, args.max_cpu_loras, root)
+        store.load_named(args.lora_modules or {})
     stage.set_variants(store)
     mib = args.max_loras * store.bytes_per_place / (1 << 20)
     progress.note(f"adapters: {mib:.0f} MiB for {args.max_loras} of rank {args.max_lora_rank} or less in a step")

@@ -25,6 +25,7 @@ from jaxis.lora.adapter import Adapter, LowRankChange
 # Modules that pass each token of a step, in its order, through all of their linear layers by calling them.
 _PARENTS = (GroupedQueryAttention, GatedMLP, UngatedMLP)
 _TABLES = ("a", "b", "ranks")
+_MOST_HEADER_BYTES = 64 << 20
 
 
 class AdaptedModel:
@@ -59,6 +60,11 @@ class AdaptedModel:
         """Bytes of one adapter's matrices."""
         sizes = (layer.input_size + layer.output_size for layer in self._layers.values())
         return 4 * self.max_rank * sum(sizes)
+
+    @property
+    def most_file_bytes(self) -> int:
+        """Bytes of a file that can be an adapter of the model: what has a place, in float32, twice, and a header."""
+        return 2 * self.bytes_per_place + _MOST_HEADER_BYTES
 
     def merge(self, arrays: list[jax.Array], places: jax.Array) -> GenerativeModel:
         """See `Variants`."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 
@@ -12,68 +14,111 @@ from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.errors import CheckpointError, ConfigError, RequestError
 from jaxis.lora.adapted_model import AdaptedModel
 from jaxis.lora.adapter import LowRankChange, digest_of, read_adapter
+from jaxis.lora.root import find_adapter
+
+
+@dataclass(frozen=True)
+class LoadedAdapter:
+    """An adapter in memory.
+
+    Attributes:
+      digest: SHA-256 of its files.
+      changes: By the names of the model's modules.
+    """
+
+    digest: bytes
+    changes: Mapping[str, LowRankChange]
 
 
 class AdapterStore:
     """The `Variants` that adapters make of a model. An adapter is known by the digest of its files.
 
-    `load` and `unload` may be called from any thread, all else from the engine's.
+    Attributes:
+      named: Name, folder and digest of each adapter that was loaded at the start.
 
     Args:
       base: The model.
       max_loras: Adapters in a step.
       max_lora_rank: Of an adapter.
       max_cpu_loras: Adapters that are known; None is as many as fit into memory.
+      root: The folder outside of which no adapter is read; None is any.
     """
 
-    def __init__(self, base: ModelArrays, max_loras: int, max_lora_rank: int, max_cpu_loras: int | None) -> None:
+    def __init__(
+        self,
+        base: ModelArrays,
+        max_loras: int,
+        max_lora_rank: int,
+        max_cpu_loras: int | None = None,
+        root: Path | None = None,
+    ) -> None:
         self._model = AdaptedModel(base, max_loras, max_lora_rank)
-        self._max_known = max_cpu_loras
-        self._lock = threading.Lock()
-        self._known: dict[bytes, dict[str, LowRankChange]] = {}
+        self._max_known, self._root = max_cpu_loras, root
+        self._known: OrderedDict[bytes, LoadedAdapter] = OrderedDict()  # least recently added first
+        self._kept: set[bytes] = set()  # of those, the ones that stay until they are removed
+        self._removed: set[bytes] = set()  # those that go once the last sequence has ended
         self._places: OrderedDict[bytes, int] = OrderedDict()  # least recently taken first
         self._free = list(reversed(range(max_loras)))
         self._running: Counter[bytes] = Counter()
         self._unfinished: Counter[bytes] = Counter()
+        self.named: list[tuple[str, str, bytes]] = []
 
     @property
     def bytes_per_place(self) -> int:
         """Bytes of one adapter in the model."""
         return self._model.bytes_per_place
 
-    def load(self, path: str | os.PathLike[str]) -> bytes:
-        """Reads an adapter, unless one with the same files is known; returns its digest.
+    def load_named(self, folders: Mapping[str, str]) -> None:
+        """Loads adapters under names, for good.
+
+        Args:
+          folders: Name -> folder.
 
         Raises:
-          CheckpointError, ConfigError: See `read_adapter`; or the adapter does not fit the model.
+          CheckpointError, ConfigError: See `read`.
         """
-        adapter = read_adapter(path)
+        for name, folder in folders.items():
+            self.named.append((name, folder, self.add(self.read(folder), keep=True)))
+
+    def read(self, source: str | os.PathLike[str]) -> LoadedAdapter:
+        """See `Variants`; the source is a folder.
+
+        Raises:
+          CheckpointError, ConfigError: See `find_adapter` and `read_adapter`; or the adapter does not fit the model.
+        """
+        folder = find_adapter(source, self._root, most_bytes=self._model.most_file_bytes)
+        adapter = read_adapter(folder)
         changes = self._model.changes_of(adapter)
-        if digest_of(adapter.path) != adapter.digest:
-            raise CheckpointError(f"{adapter.path} changed while it was read: try again")
-        with self._lock:
-            if adapter.digest not in self._known:
-                if self._max_known is not None and len(self._known) >= self._max_known:
-                    self._forget_one()
-                self._known[adapter.digest] = changes
-        return adapter.digest
+        if digest_of(folder) != adapter.digest:
+            raise CheckpointError(f"{folder} changed while it was read: try again")
+        return LoadedAdapter(adapter.digest, changes)
 
-    def unload(self, digest: bytes) -> None:
-        """Forgets an adapter.
+    def add(self, read: LoadedAdapter, *, keep: bool = False) -> bytes:
+        """See `Variants`."""
+        if read.digest not in self._known:
+            if self._max_known is not None and len(self._known) >= self._max_known:
+                self._forget_one()
+            self._known[read.digest] = read
+        self._known.move_to_end(read.digest)
+        self._removed.discard(read.digest)
+        if keep:
+            self._kept.add(read.digest)
+        return read.digest
 
-        Raises:
-          RequestError: Requests use it.
-        """
-        with self._lock:
-            if self._unfinished[digest]:
-                raise RequestError(f"the adapter is in use by {self._unfinished[digest]} sequences: wait for them")
-            self._known.pop(digest, None)
+    def remove(self, variant: bytes) -> None:
+        """See `Variants`."""
+        self._kept.discard(variant)
+        if self._unfinished[variant]:
+            self._removed.add(variant)
+        else:
+            self._removed.discard(variant)
+            self._known.pop(variant, None)
 
     def _forget_one(self) -> None:
-        unused = next((digest for digest in self._known if not self._unfinished[digest]), None)
+        unused = next((each for each in self._known if not self._unfinished[each] and each not in self._kept), None)
         if unused is None:
-            raise ConfigError(f"all of max_cpu_loras={self._max_known} adapters are in use: raise it, or wait")
-        del self._known[unused]
+            raise ConfigError(f"all of max_cpu_loras={self._max_known} adapters are in use: raise it, or unload one")
+        self.remove(unused)
 
     @property
     def arrays(self) -> list[jax.Array]:
@@ -100,11 +145,17 @@ class AdapterStore:
 
     def join(self, variant: bytes) -> None:
         """See `Places`."""
-        self._unfinished[variant] += bool(variant)
+        if variant:
+            self._unfinished[variant] += 1
 
     def leave(self, variant: bytes) -> None:
         """See `Places`."""
-        self._unfinished[variant] -= bool(variant)
+        if variant:
+            self._unfinished[variant] -= 1
+            if not self._unfinished[variant]:
+                del self._unfinished[variant]
+                if variant in self._removed:
+                    self.remove(variant)
 
     def take(self, variant: bytes) -> bool:
         """See `Places`."""
@@ -114,7 +165,7 @@ class AdapterStore:
             if not self._free and not self._free_a_place():
                 return False
             self._places[variant] = self._free.pop()
-            self._model.put(self._known[variant], self._places[variant])
+            self._model.put(self._known[variant].changes, self._places[variant])
         self._places.move_to_end(variant)
         self._running[variant] += 1
         return True
@@ -123,6 +174,8 @@ class AdapterStore:
         """See `Places`."""
         if variant:
             self._running[variant] -= 1
+            if not self._running[variant]:
+                del self._running[variant]
 
     def _free_a_place(self) -> bool:
         unused = next((variant for variant in self._places if not self._running[variant]), None)

@@ -25,6 +25,7 @@ from jaxis.server.http.limits import RequestLimitMiddleware
 from jaxis.server.http.openapi import install_openapi
 from jaxis.server.http.request_log import QUIET_PATHS, RequestLogMiddleware
 from jaxis.server.http.request_records import RequestLogFile, RequestRecordMiddleware
+from jaxis.server.lora import routes as lora
 from jaxis.server.observability.metrics import ServerMetrics
 from jaxis.server.ollama import routes as ollama
 from jaxis.server.ollama.ollama_job import OLLAMA_ERRORS
@@ -177,6 +178,7 @@ def _add_routes(app: FastAPI, config: ServerConfig) -> None:
     if config.tokenizer_info:
         app.include_router(models.tokenizer_router)
     app.include_router(llama_cpp.router, dependencies=generates)
+    app.include_router(lora.router)
     app.include_router(tokenize.router)
     app.include_router(tokens.router, dependencies=generates)
     app.include_router(operations.router)

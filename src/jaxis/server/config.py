@@ -49,6 +49,7 @@ class ServerConfig:
       only_allowed_hosts: Refuse requests whose Host is neither a loopback address nor one of `allowed_hosts`.
       allowed_hosts: Host names accepted with `only_allowed_hosts`.
       allowed_origins: Origins from which browser scripts may call; "*" is all.
+      lora_updates: Load and unload adapters by requests.
       otlp_traces_endpoint: Address of an OpenTelemetry collector that gets a trace of every request; None is none.
     """
 
@@ -80,6 +81,7 @@ class ServerConfig:
     only_allowed_hosts: bool = False
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    lora_updates: bool = False
     otlp_traces_endpoint: str | None = None
 
     @property

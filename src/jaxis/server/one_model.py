@@ -17,6 +17,7 @@ from jaxis.server.config import ServerConfig
 from jaxis.server.context import Handler, KnownModel, ModelEntry, ServedModels, ServerContext, ServerParts
 from jaxis.server.generation.model_info import ServedModelInfo
 from jaxis.server.generation.served_model import ModelNames, ServedModel
+from jaxis.server.lora.served_adapters import ServedAdapters
 from jaxis.server.observability.metrics import ModelMetrics
 
 
@@ -58,6 +59,7 @@ def model_context(
         parsers=parsers,
         aliases=config.model_aliases,
         fingerprint=engine.info.fingerprint or None,
+        variants=ServedAdapters.of(engine, config),
     )
     info = ServedModelInfo.of(engine.info, engine.tokenizer, parsers)
     if metrics is None:
@@ -90,7 +92,7 @@ class OneModel(ServedModels):
         """See `ServedModels.join`."""
         self._context = model_context(parts, self._engine, self._config)
         self._entry = ModelEntry(
-            names=ModelNames(self._config.served_model_names, self._config.model_aliases),
+            names=ModelNames(self._config.served_model_names, self._config.model_aliases, self._context.model.variants),
             state="loaded",
             info=self._context.model_info,
             facts=KnownModel.of(self._context),

@@ -30,6 +30,8 @@ ROUTES = {
     "/ping",
     "/load",
     "/reset_prefix_cache",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
     "/props",
     "/tokenizer_info",
     "/apply-template",

@@ -6,7 +6,7 @@ once; other steps run the programs that they would run without. A variant of the
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 
@@ -32,4 +32,28 @@ class Variants(Places, Protocol):
 
     def check(self, variant: bytes) -> None:
         """Raises a RequestError for a variant that is not known."""
+        ...
+
+    def read(self, source: str) -> Any:
+        """Reads a variant from where it is kept, for `add`. May be called from any thread, as nothing else may.
+
+        Raises:
+          JaxisError: It cannot be read, or is of another model.
+        """
+        ...
+
+    def add(self, read: Any, *, keep: bool) -> bytes:
+        """Makes a variant known; returns its digest.
+
+        Args:
+          read: What `read` gave.
+          keep: Until it is removed; otherwise it may be forgotten when there are too many.
+
+        Raises:
+          JaxisError: Too many are known.
+        """
+        ...
+
+    def remove(self, variant: bytes) -> None:
+        """Forgets a variant once the last sequence that has it has ended."""
         ...

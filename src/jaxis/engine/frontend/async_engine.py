@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,6 +23,7 @@ from jaxis.engine.frontend.engine_client import (
     EngineStats,
     RequestState,
     Submission,
+    VariantLoad,
     WorkerClient,
 )
 from jaxis.engine.frontend.output_stream import OutputStream, StreamWaker
@@ -237,6 +238,8 @@ class AsyncLLMEngine(AsyncEngine):
         self._descriptions: list[asyncio.Future[list[RequestState]]] = []
         self._engine_ids: dict[str, str] = {}  # by the requests' own ids
         self._num_requests = 0
+        self._loads: dict[int, asyncio.Future[bytes]] = {}
+        self._num_loads = 0
 
     def start(self) -> None:
         """See `AsyncEngine.start`."""
@@ -315,6 +318,30 @@ class AsyncLLMEngine(AsyncEngine):
         super().reset_prefix_cache()
         self._engine.reset_prefix_cache()
 
+    async def load_variant(self, source: str) -> bytes:
+        """Loads a variant of the model; returns its digest, by which prompts name it.
+
+        Args:
+          source: Where it is kept.
+
+        Raises:
+          JaxisError: It cannot be loaded.
+          UnavailableError: The engine takes no more requests, or was shut down meanwhile.
+        """
+        self.check_open()
+        self._num_loads += 1
+        call_id, loaded = self._num_loads, self._loop.create_future()
+        self._loads[call_id] = loaded
+        self._engine.load_variant(call_id, source)
+        try:
+            return await loaded
+        finally:
+            self._loads.pop(call_id, None)
+
+    def unload_variant(self, variant: bytes) -> None:
+        """Forgets a variant once no request uses it; until then, those that do go on."""
+        self._engine.unload_variant(variant)
+
     async def describe(self) -> list[tuple[UnfinishedRequest, RequestState | None]]:
         """All unfinished requests, in the order in which they came, and where they stand.
 
@@ -338,6 +365,9 @@ class AsyncLLMEngine(AsyncEngine):
             if not stream.ended:
                 stream.fail(error)
                 self._engine.abort(engine_id)
+        for loaded in self._loads.values():
+            if not loaded.done():
+                loaded.set_exception(error)
 
     def deliver(self, new: EngineOutputs) -> None:
         """See `AsyncEngine.deliver`."""
@@ -346,6 +376,7 @@ class AsyncLLMEngine(AsyncEngine):
                 if not waiting.done():
                     waiting.set_result(new.states)
             self._descriptions.clear()
+        self._end_loads(new.loads)
         # A request whose reader has left no longer has a stream.
         for engine_id, error in new.errors:
             if (stream := self._streams.get(engine_id)) is not None:
@@ -360,6 +391,16 @@ class AsyncLLMEngine(AsyncEngine):
                 stream.put_tokens(delta.text, delta.token_ids)
                 streams.append(stream)
         self._waker.wake(streams)
+
+    def _end_loads(self, loads: Sequence[VariantLoad]) -> None:
+        for load in loads:
+            loaded = self._loads.get(load.call_id)
+            if loaded is None or loaded.done():
+                continue
+            if load.error is not None:
+                loaded.set_exception(load.error)
+            else:
+                loaded.set_result(load.variant)
 
     def _expire(self, engine_id: str, timeout_seconds: float) -> None:
         stream = self._streams.get(engine_id)

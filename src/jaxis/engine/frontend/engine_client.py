@@ -40,6 +40,7 @@ class EngineInfo:
       weight_type: How most of its parameters are stored; see `model_size`.
       fingerprint: Names all that the engine's answers depend on; see `engine_fingerprint`. Empty if unknown.
       capabilities: What the model does, in the words of most APIs.
+      variants: Variants of the model that it knew at its start; None if it can have none.
     """
 
     model_folder: str
@@ -56,6 +57,7 @@ class EngineInfo:
     weight_type: str = ""
     fingerprint: str = ""
     capabilities: tuple[str, ...] = ("completion",)
+    variants: tuple[ModelVariant, ...] | None = None
 
     @classmethod
     def of(cls, built: BuiltEngine) -> EngineInfo:
@@ -80,6 +82,7 @@ class EngineInfo:
             num_parameters=num_parameters + built.hosts.num_parameters,
             weight_type=weight_type,
             fingerprint=built.fingerprint,
+            variants=built.variants and tuple(ModelVariant(*each) for each in built.variants.named),
         )
 
 
@@ -189,6 +192,36 @@ class RequestState:
 
 
 @dataclass(frozen=True)
+class ModelVariant:
+    """A variant of the model that requests ask for by name.
+
+    Attributes:
+      name: The name.
+      source: Where it is kept.
+      digest: What the engine knows it by.
+    """
+
+    name: str
+    source: str
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class VariantLoad:
+    """What became of a variant that was to be loaded.
+
+    Attributes:
+      call_id: Names the call.
+      variant: Its digest; b"" if it could not be loaded.
+      error: Why it could not.
+    """
+
+    call_id: int
+    variant: bytes
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
 class EngineOutputs:
     """The results of a step or a command.
 
@@ -197,12 +230,14 @@ class EngineOutputs:
       deltas: The additions to requests where new text and tokens are all; see `DeltaTracker.take_tokens`.
       errors: (request id, error) for each request that failed.
       states: Of all requests, where `EngineClient.describe` asked for them.
+      loads: Variants of the model that were loaded, or could not be.
     """
 
     outputs: list[RequestOutput] = field(default_factory=list)
     deltas: list[TokenDelta] = field(default_factory=list)
     errors: list[tuple[str, Exception]] = field(default_factory=list)
     states: list[RequestState] | None = None
+    loads: list[VariantLoad] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -286,4 +321,17 @@ class EngineClient(WorkerClient, Protocol):
 
     def reset_prefix_cache(self) -> None:
         """Makes requests that are added from now on find nothing that was computed before."""
+        ...
+
+    def load_variant(self, call_id: int, source: str) -> None:
+        """Loads a variant of the model; a `VariantLoad` with this id is delivered.
+
+        Args:
+          call_id: Any number.
+          source: Where it is kept.
+        """
+        ...
+
+    def unload_variant(self, variant: bytes) -> None:
+        """Forgets a variant once no request uses it."""
         ...

@@ -391,11 +391,17 @@ class EngineProcess(WorkerProcess, EngineClient):
 
     def __init__(self, arguments: Mapping[str, Any], **settings: Any) -> None:
         super().__init__(arguments, **settings)
+        self._variants: dict[bytes, str] = {}  # where those are kept that were loaded since the start
+        self._loading: dict[int, str] = {}
         self.grammar_compiler = GrammarCompiler(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids)
         self.grammar_compiler.prepare()
 
     def delivery_of(self, report: wire.StepOutputs) -> EngineOutputs:
         """See `WorkerProcess.delivery_of`."""
+        for load in report.loads:
+            source = self._loading.pop(load.call_id, None)
+            if source is not None and load.failure is None:
+                self._variants[load.variant] = source
         return report.engine_outputs()
 
     def add(self, submission: Submission) -> None:
@@ -409,3 +415,19 @@ class EngineProcess(WorkerProcess, EngineClient):
     def reset_prefix_cache(self) -> None:
         """See `EngineClient.reset_prefix_cache`."""
         self.send(wire.ResetPrefixCache())
+
+    def load_variant(self, call_id: int, source: str) -> None:
+        """See `EngineClient.load_variant`."""
+        self._loading[call_id] = source
+        self.send(wire.LoadVariant(call_id, source))
+
+    def unload_variant(self, variant: bytes) -> None:
+        """See `EngineClient.unload_variant`."""
+        self._variants.pop(variant, None)
+        self.send(wire.UnloadVariant(variant))
+
+    def _listen(self) -> None:
+        super()._listen()
+        self._loading.clear()
+        for number, source in enumerate(self._variants.values(), 1):  # of an engine that was started again
+            self.send(wire.LoadVariant(-number, source, waits=True))

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.frontend.engine_client import (
@@ -20,15 +20,17 @@ from jaxis.engine.frontend.engine_client import (
     RequestState,
     Submission,
     TokenDelta,
+    VariantLoad,
 )
 from jaxis.engine.hosts.group import HostGroup
 from jaxis.engine.kv_store.fetcher import FETCH_SECONDS
 from jaxis.engine.scheduling.sequence import SequenceStatus
-from jaxis.errors import EngineError, JaxisError
+from jaxis.errors import EngineError, JaxisError, RequestError
 from jaxis.host.threads import Deadline, run_in_daemon
 
 if TYPE_CHECKING:
     from jaxis.engine.engine import LLMEngine
+    from jaxis.engine.execution.variants import Variants
 
 COMPILE_STALL_SECONDS = 1800.0  # compiling a large model's program may take this long without being a stall
 MAX_FAILED_STEPS = 3  # consecutive; from then on the engine is at fault, not a request
@@ -113,6 +115,23 @@ class EngineThread:
     def describe(self) -> None:
         """Delivers the states of all requests, between two steps."""
         self._commands.put(lambda: self._post(EngineOutputs(states=[*map(_state, self._running.values())])))
+
+    def load_variant(self, call_id: int, source: str) -> None:
+        """Reads a variant of the model, in the caller's thread, and makes it known between two steps."""
+        try:
+            variants = self._engine.runner.variants
+            if variants is None:
+                raise RequestError("this engine has no variants of its model")
+            read = variants.read(source)
+        except Exception as error:
+            self._commands.put(functools.partial(self._post, EngineOutputs(loads=[VariantLoad(call_id, b"", error)])))
+        else:
+            self._commands.put(functools.partial(self._add_variant, variants, call_id, read))
+
+    def unload_variant(self, variant: bytes) -> None:
+        """Forgets a variant of the model once no request uses it."""
+        if (variants := self._engine.runner.variants) is not None:
+            self._commands.put(functools.partial(variants.remove, variant))
 
     def stop(self, timeout_seconds: float) -> bool:
         """Ends every request and the thread; returns whether it has ended in time."""
@@ -204,6 +223,7 @@ class EngineThread:
                 priority=new.priority,
                 client=new.client,
                 cache_salt=new.prompt.cache_salt,
+                variant=new.prompt.variant,
                 grammar=new.grammar,
             )
         except JaxisError as error:
@@ -214,6 +234,13 @@ class EngineThread:
             self._post(EngineOutputs(errors=[(new.request_id, failure)]))
         else:
             self._running[new.request_id] = _RunningRequest(DeltaTracker(request), new.final_only)
+
+    def _add_variant(self, variants: Variants, call_id: int, read: Any) -> None:
+        try:
+            load = VariantLoad(call_id, variants.add(read, keep=True))
+        except JaxisError as error:
+            load = VariantLoad(call_id, b"", error)
+        self._post(EngineOutputs(loads=[load]))
 
     def _abort(self, request_id: str) -> None:
         running = self._running.pop(request_id, None)
@@ -266,7 +293,7 @@ class EngineThread:
         )
 
     def _post(self, new: EngineOutputs) -> None:
-        if new.outputs or new.deltas or new.errors or new.states is not None:
+        if new.outputs or new.deltas or new.errors or new.states is not None or new.loads:
             self._deliver(new)
 
 

@@ -148,6 +148,14 @@ class EngineWorker(Worker):
             self._thread.reset_prefix_cache()
         elif isinstance(command, wire.DescribeRequests):
             self._thread.describe()
+        elif isinstance(command, wire.LoadVariant):
+            load = functools.partial(self._thread.load_variant, command.call_id, command.source)
+            if command.waits:
+                load()
+            else:
+                run_in_daemon(load, "jaxis-variant")
+        elif isinstance(command, wire.UnloadVariant):
+            self._thread.unload_variant(command.variant)
         elif command.params.structured_outputs is not None:
             with self._lock:
                 self._compiling.add(command.request_id)

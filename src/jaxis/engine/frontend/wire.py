@@ -11,6 +11,7 @@ from jaxis.engine.frontend.engine_client import (
     RequestState,
     Submission,
     TokenDelta,
+    VariantLoad,
 )
 from jaxis.engine.grammar.compiler import CompiledGrammar
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, Grammar, ReasoningTokens
@@ -94,7 +95,27 @@ class DescribeRequests(msgspec.Struct, tag="describe"):
     """Report the states of all requests."""
 
 
-Command = AddRequest | AbortRequest | ResetPrefixCache | DescribeRequests
+class LoadVariant(msgspec.Struct, tag="load_variant"):
+    """Make a variant of the model known.
+
+    Attributes:
+      call_id: Comes back with the result.
+      source: Where it is kept.
+      waits: Whether later commands wait until it is known.
+    """
+
+    call_id: int
+    source: str
+    waits: bool = False
+
+
+class UnloadVariant(msgspec.Struct, tag="unload_variant"):
+    """Forget a variant once nothing uses it."""
+
+    variant: bytes
+
+
+Command = AddRequest | AbortRequest | ResetPrefixCache | DescribeRequests | LoadVariant | UnloadVariant
 
 
 class LoadPlanned(msgspec.Struct, tag="planned"):
@@ -147,6 +168,23 @@ class RequestFailed(msgspec.Struct):
         return error_of(self.kind, self.message)
 
 
+class VariantLoaded(msgspec.Struct):
+    """The result of a LoadVariant; see `VariantLoad`."""
+
+    call_id: int
+    variant: bytes
+    failure: EngineFailed | None
+
+    @classmethod
+    def of(cls, load: VariantLoad) -> VariantLoaded:
+        """Reports a result."""
+        return cls(load.call_id, load.variant, None if load.error is None else EngineFailed.of(load.error))
+
+    def load(self) -> VariantLoad:
+        """The result again."""
+        return VariantLoad(self.call_id, self.variant, self.failure and self.failure.error())
+
+
 class StepOutputs(msgspec.Struct, tag="step"):
     """The results of a step; see `EngineOutputs`."""
 
@@ -154,17 +192,18 @@ class StepOutputs(msgspec.Struct, tag="step"):
     deltas: list[TokenDelta]
     failures: list[RequestFailed]
     states: list[RequestState] | None = None
+    loads: list[VariantLoaded] = []
 
     @classmethod
     def of(cls, new: EngineOutputs) -> StepOutputs:
         """The report of the outputs of a step."""
         failures = [RequestFailed.of(request_id, error) for request_id, error in new.errors]
-        return cls(new.outputs, new.deltas, failures, new.states)
+        return cls(new.outputs, new.deltas, failures, new.states, [*map(VariantLoaded.of, new.loads)])
 
     def engine_outputs(self) -> EngineOutputs:
         """The results of the step."""
         errors: list[tuple[str, Exception]] = [(failed.request_id, failed.error()) for failed in self.failures]
-        return EngineOutputs(self.outputs, self.deltas, errors, self.states)
+        return EngineOutputs(self.outputs, self.deltas, errors, self.states, [each.load() for each in self.loads])
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):

@@ -44,7 +44,10 @@ class GenerationJob:
 
     def tokenize(self) -> list[TokenizedPrompt]:
         """The prompts; see `JobPrompts.tokenize`."""
-        return self.prompts.tokenize(self.model.tokenizer)
+        prompts = self.prompts.tokenize(self.model.tokenizer)
+        if self.model.variant:
+            prompts = [dataclasses.replace(prompt, variant=self.model.variant) for prompt in prompts]
+        return prompts
 
     def compile_grammar(self, prompt: TokenizedPrompt) -> Grammar | None:
         """The grammar of a prompt's answer, which may take seconds; None if answers are free.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -14,7 +14,11 @@ from jaxis.server.http.errors import ModelNotFoundError
 from jaxis.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from jaxis.engine.frontend.engine_client import ModelVariant
     from jaxis.engine.grammar.compiler import GrammarCompiler
+
+
+_DIGEST_CHARACTERS = 12
 
 
 @dataclass(frozen=True)
@@ -24,14 +28,27 @@ class ModelNames:
     Attributes:
       names: Whole names; answers carry the first.
       aliases: Patterns of more such names, as `fnmatch` has them.
+      variants: Name -> variant of the model, as they are at the moment.
     """
 
     names: tuple[str, ...]
     aliases: tuple[str, ...] = ()
+    variants: Mapping[str, ModelVariant] = field(default_factory=dict, compare=False)
 
     def has(self, name: str) -> bool:
         """Whether a name asks for the model."""
-        return self.is_named(name) or any(fnmatchcase(name, alias) for alias in self.aliases)
+        return self.is_named(name) or self.variant(name) is not None or self._is_alias(name)
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """What lists of models show."""
+        return (*self.names, *self.variants)
+
+    def variant(self, name: str) -> ModelVariant | None:
+        """The variant of the model that a name asks for; None: the model itself, or nothing."""
+        if not self.variants or self.is_named(name):
+            return None
+        return self.variants.get(name) or self.variants.get(untagged(name))
 
     def is_named(self, name: str) -> bool:
         """The same without aliases."""
@@ -40,7 +57,10 @@ class ModelNames:
     def check(self, name: str | None) -> None:
         """Raises ModelNotFoundError if a request asks for another model; none, or an empty one, is any."""
         if name and not self.has(name):
-            raise model_not_found(name, self.names)
+            raise model_not_found(name, self.listed)
+
+    def _is_alias(self, name: str) -> bool:
+        return any(fnmatchcase(name, alias) for alias in self.aliases)
 
 
 def model_not_found(name: str, available: Sequence[str]) -> ModelNotFoundError:
@@ -60,6 +80,8 @@ class ServedModel:
       grammar_compiler: The engine's, for structured outputs; None if the model generates nothing.
       parsers: How the model writes tool calls and reasoning.
       fingerprint: The engine's, which answers carry; None if there is none.
+      variants: Name -> variant of the model, as they are at the moment.
+      variant: Digest of the one that the name asks for; b"": the model itself.
     """
 
     names: tuple[str, ...]
@@ -69,6 +91,8 @@ class ServedModel:
     parsers: ModelParsers = field(default_factory=ModelParsers)
     aliases: tuple[str, ...] = ()
     fingerprint: str | None = None
+    variants: Mapping[str, ModelVariant] = field(default_factory=dict)
+    variant: bytes = b""
 
     @property
     def name(self) -> str:
@@ -82,11 +106,21 @@ class ServedModel:
           ModelNotFoundError: The request asks for another model.
         """
         self.check_name(name)
-        return dataclasses.replace(self, names=(name,)) if name and name != self.name else self
+        if not name or name == self.name:
+            return self
+        found = self._names.variant(name)
+        if found is None:
+            return dataclasses.replace(self, names=(name,))
+        fingerprint = self.fingerprint and f"{self.fingerprint}_{found.digest.hex()[:_DIGEST_CHARACTERS]}"
+        return dataclasses.replace(self, names=(name,), variant=found.digest, fingerprint=fingerprint)
 
     def check_name(self, name: str | None) -> None:
         """Raises ModelNotFoundError if a request asks for another model; none, or an empty one, is any."""
-        ModelNames(self.names, self.aliases).check(name)
+        self._names.check(name)
+
+    @property
+    def _names(self) -> ModelNames:
+        return ModelNames(self.names, self.aliases, self.variants)
 
 
 def untagged(name: str) -> str:

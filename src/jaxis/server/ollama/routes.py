@@ -171,11 +171,11 @@ def model_entries(entry: ModelEntry) -> list[OllamaModelEntry]:
             model=name,
             modified_at=rfc3339(info.modified),
             size=info.file_bytes,
-            digest=info.digest,
+            digest=info.digest if (variant := entry.names.variant(name)) is None else variant.digest.hex(),
             details=_details(info),
             capabilities=info.capabilities("thinking"),
         )
-        for name in entry.names.names
+        for name in entry.names.listed
     ]
 
 

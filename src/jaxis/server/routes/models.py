@@ -62,7 +62,8 @@ class ModelCard(BaseModel):
     Attributes:
       type: Anthropic's counterpart of `object`.
       created: When the checkpoint's files were last changed, Unix seconds; `created_at` is the same in RFC 3339.
-      root: The first of its names.
+      root: The first of its names; of an adapter, its folder.
+      parent: Of an adapter, the model that it changes.
       display_name: A name to show.
       max_model_len, context_length, max_input_tokens: Most tokens of a request, prompt and answer together, under
         vLLM's name, OpenRouter's and Anthropic's.
@@ -82,6 +83,7 @@ class ModelCard(BaseModel):
     created_at: str
     owned_by: str = "jaxis"
     root: str
+    parent: str | None = Field(default=None, exclude_if=is_none)
     display_name: str
     max_model_len: int | None = Field(default=None, exclude_if=is_none)
     context_length: int | None = Field(default=None, exclude_if=is_none)
@@ -172,7 +174,7 @@ class Properties(BaseModel):
 @router.get("/v1/models", responses=LOOKUP_ERRORS)
 async def list_models(parts: Parts) -> ModelList:
     """The names of all models, and whether they are loaded."""
-    cards = [_card(name, entry) for entry in parts.models.entries() for name in entry.names.names]
+    cards = [_card(name, entry) for entry in parts.models.entries() for name in entry.names.listed]
     return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
 
 
@@ -222,12 +224,13 @@ async def tokenizer_info(context: Context) -> TokenizerInfo:
 
 
 def _card(name: str, entry: ModelEntry) -> ModelCard:
-    info, facts = entry.info, entry.facts
+    info, facts, variant = entry.info, entry.facts, entry.names.variant(name)
     card = ModelCard(
         id=name,
         created=int(info.modified.timestamp()),
         created_at=rfc3339(info.modified),
-        root=entry.names.names[0],
+        root=entry.names.names[0] if variant is None else variant.source,
+        parent=None if variant is None else entry.names.names[0],
         display_name=name,
         capabilities=info.capabilities("reasoning"),
         quantization=info.weight_type or None,

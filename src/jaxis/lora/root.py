@@ -1,0 +1,59 @@
+"""Where adapters may be: below one folder, and in files of a size that an adapter can have."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.lora.adapter import WEIGHTS_FILE
+from jaxis.lora.peft_config import CONFIG_FILE
+
+_MAX_NAME_CHARACTERS = 4096
+
+
+def find_adapter(source: str | os.PathLike[str], root: Path | None, *, most_bytes: int) -> Path:
+    """The folder of an adapter, without links in its path.
+
+    Args:
+      source: The folder; with a root, relative to it.
+      root: Nothing outside of it is read, whatever links and `..` the path has; None is anywhere.
+      most_bytes: Of a file.
+
+    Raises:
+      ConfigError: The folder, or a file in it, is outside of the root.
+      CheckpointError: It is no folder, or a file is none, or too large.
+    """
+    name = os.fspath(source)
+    if not name or "\0" in name or len(name) > _MAX_NAME_CHARACTERS:
+        raise CheckpointError("the path of an adapter is empty, too long or has a null byte: give its folder")
+    asked = Path(name).expanduser()
+    if root is None:
+        folder = asked
+    else:
+        root = Path(os.path.realpath(root))
+        folder = Path(os.path.realpath(root / asked))
+        _check_inside(folder, root, name)
+    for file in (folder / CONFIG_FILE, folder / WEIGHTS_FILE):
+        if root is not None:
+            _check_inside(Path(os.path.realpath(file)), root, f"{name}/{file.name}")
+        try:
+            found = file.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # what is missing is for the reader to say
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
+        if not stat.S_ISREG(found.st_mode):
+            raise CheckpointError(f"{file} is not a file: give the folder of an adapter that PEFT saved")
+        if found.st_size > most_bytes:
+            raise CheckpointError(
+                f"{file} has {found.st_size} bytes, more than an adapter of this model within max_lora_rank: at most "
+                f"{most_bytes}"
+            )
+    return folder
+
+
+def _check_inside(path: Path, root: Path, name: str) -> None:
+    if path != root and root not in path.parents:
+        raise ConfigError(f"{name} is outside of the folder that adapters are loaded from (--lora-root)")

@@ -1,0 +1,1 @@
+"""Adapters (LoRA) that a server's requests ask for by name."""

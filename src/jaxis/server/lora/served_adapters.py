@@ -1,0 +1,111 @@
+"""The adapters of a served model, by the names under which requests ask for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+from jaxis.engine.frontend.async_engine import AsyncEngine, AsyncLLMEngine
+from jaxis.engine.frontend.engine_client import ModelVariant
+from jaxis.errors import CheckpointError, ConfigError, RequestError
+from jaxis.server.config import ServerConfig
+from jaxis.server.generation.served_model import ModelNames, untagged
+from jaxis.server.http.errors import ModelNotFoundError
+
+MAX_NAME_CHARACTERS = 256
+
+
+class ServedAdapters(Mapping[str, ModelVariant]):
+    """Name -> adapter, as requests see them; changed in the event loop only.
+
+    Args:
+      engine: Has loaded those that it was started with.
+      names: Of the model itself, which no adapter may have.
+    """
+
+    def __init__(self, engine: AsyncLLMEngine, names: ModelNames) -> None:
+        self._engine, self._names = engine, names
+        self._found: dict[str, ModelVariant] = {each.name: each for each in engine.info.variants or ()}
+        self._changes = asyncio.Lock()
+
+    @classmethod
+    def of(cls, engine: AsyncEngine, config: ServerConfig) -> Mapping[str, ModelVariant]:
+        """Those of an engine; none if it can have none.
+
+        Raises:
+          ConfigError: One is called like the model.
+        """
+        if engine.info.variants is None or not isinstance(engine, AsyncLLMEngine):
+            return {}
+        names = ModelNames(config.served_model_names)
+        for each in engine.info.variants:
+            if names.is_named(each.name):
+                raise ConfigError(f"--lora-modules {each.name}={each.source}: the model has this name: choose another")
+        return cls(engine, names)
+
+    def __getitem__(self, name: str) -> ModelVariant:
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    async def load(self, name: str, source: str, *, replace: bool) -> None:
+        """Loads an adapter under a name. Requests that run go on with what the name meant before.
+
+        Args:
+          name: The name.
+          source: Its folder.
+          replace: Whether the name may be an adapter's already.
+
+        Raises:
+          RequestError: The name is taken or invalid, or the adapter cannot be loaded.
+        """
+        # To its end even if the client leaves: otherwise nobody would know what the engine has loaded.
+        await asyncio.shield(asyncio.ensure_future(self._load(name, source, replace)))
+
+    async def unload(self, name: str) -> None:
+        """Forgets an adapter's name, and the adapter once no request uses it.
+
+        Raises:
+          ModelNotFoundError: There is none of this name.
+        """
+        async with self._changes:
+            if name not in self._found:
+                raise ModelNotFoundError(f"there is no adapter called {name[:MAX_NAME_CHARACTERS]!r}")
+            self._release(self._found.pop(name))
+
+    async def _load(self, name: str, source: str, replace: bool) -> None:
+        async with self._changes:
+            _check_name(name)
+            if self._names.is_named(name):
+                raise RequestError("is the model's own: choose another", param="lora_name")
+            before = self._found.get(name)
+            if before is not None and not replace:
+                raise RequestError(
+                    "is loaded already: unload it, or send load_inplace to replace it", param="lora_name"
+                )
+            if before is None and self._has_tagged(name):
+                raise RequestError("differs from another adapter's only in the tag :latest", param="lora_name")
+            try:
+                digest = await self._engine.load_variant(source)
+            except (CheckpointError, ConfigError) as error:
+                raise RequestError(f": {error}", param="lora_path") from None
+            self._found[name] = ModelVariant(name, source, digest)
+            if before is not None:
+                self._release(before)
+
+    def _has_tagged(self, name: str) -> bool:
+        return untagged(name) in map(untagged, self._found)
+
+    def _release(self, adapter: ModelVariant) -> None:
+        """Has the engine forget an adapter, unless it has another name."""
+        if all(each.digest != adapter.digest for each in self._found.values()):
+            self._engine.unload_variant(adapter.digest)
+
+
+def _check_name(name: str) -> None:
+    if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+        raise RequestError(f"must be 1 to {MAX_NAME_CHARACTERS} printable characters", param="lora_name")
