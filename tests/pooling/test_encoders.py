@@ -37,6 +37,29 @@ def test_vectors_are_the_references(family, tmp_path):
         np.testing.assert_allclose(vectors(llm, texts()), expected, rtol=0, atol=2e-6)
 
 
+def test_nomics_own_config_says_the_same(tmp_path):
+    model = save_model(tmp_path, "NomicBertModel")
+    save_pooling(tmp_path)
+    config = {"architectures": ["NomicBertModel"], "model_type": "nomic_bert", "activation_function": "swiglu"}
+    config |= {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_inner": 96, "n_positions": 80, "vocab_size": 200}
+    config |= {"layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "type_vocab_size": 2}
+    config |= {
+        "prenorm": False,
+        "parallel_block": False,
+        "causal": False,
+        "qkv_proj_bias": False,
+        "mlp_fc1_bias": False,
+    }
+    config |= {"rotary_emb_scale_base": None, "rotary_scaling_factor": None, "use_rms_norm": False}
+    config |= {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False}
+    config |= {"pad_vocab_size_multiple": 64, "max_trained_positions": 2048, "dense_seq_output": True}
+    config |= {"use_flash_attn": True, "use_xentropy": True, "fused_bias_fc": True, "mlp_fc2_bias": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with LLM(tmp_path, show_progress=False) as llm:
+        expected = [reference(model, token_ids, "mean") for token_ids in texts(5)]
+        np.testing.assert_allclose(vectors(llm, texts(5)), expected, rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("mode", POOLING)
 def test_each_mode_with_and_without_a_length_of_one(mode, tmp_path):
     model = save_model(tmp_path)

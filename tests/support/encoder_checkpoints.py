@@ -22,6 +22,8 @@ SIZES = {
 # The class in the reference -> its configuration's.
 FAMILIES = {
     "BertModel": (transformers.BertModel, transformers.BertConfig),
+    "ModernBertModel": (transformers.ModernBertModel, transformers.ModernBertConfig),
+    "NomicBertModel": (transformers.NomicBertModel, transformers.NomicBertConfig),
     "RobertaModel": (transformers.RobertaModel, transformers.RobertaConfig),
     "XLMRobertaModel": (transformers.XLMRobertaModel, transformers.XLMRobertaConfig),
 }
@@ -75,7 +77,9 @@ def save_pooling(folder, mode="mean", *, normalize=True, **settings):
 
 def save_model(folder, family="BertModel"):
     model_class, config_class = FAMILIES[family]
-    return _save(folder, model_class, config_class(**SIZES))
+    # A window that is shorter than texts.
+    settings = {"local_attention": 16, "pad_token_id": 0} if family == "ModernBertModel" else {}
+    return _save(folder, model_class, config_class(**SIZES, **settings))
 
 
 def save_classifier(folder, family="BertForSequenceClassification", **settings):

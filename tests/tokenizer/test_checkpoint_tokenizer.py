@@ -251,7 +251,6 @@ def test_vocab_and_merges_encode_as_transformers(tmp_path, byte_level, model_typ
         ("vocab.json", {"tokenizer_class": "Qwen2TokenizerFast"}, "merges.txt is missing"),
         ("tiktoken.model", {"tokenizer_class": "MyTokenizer"}, "class MyTokenizer.*how text is split is not known"),
         ("tokenizer.model", {"tokenizer_class": "InternLM2Tokenizer"}, "class InternLM2Tokenizer.*not known"),
-        ("vocab.txt", {}, "WordPiece.*not supported.*save_pretrained"),
     ],
 )
 def test_unknown_rules_are_refused_with_what_to_do(tmp_path, name, config, message):

@@ -86,6 +86,10 @@ USUAL_KEYS: Mapping[str, Mapping[str, str]] = {
     },
     "gpt_neox": {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
     "gptj": _GPT2_KEYS,
+    "nomic_bert": {
+        **_GPT2_KEYS,
+        "rotary_emb_base": "rope_theta",
+    },
     "opt": {"ffn_dim": "intermediate_size", "activation_function": "hidden_act"},
     "stablelm": {"rope_pct": "partial_rotary_factor", "norm_eps": "layer_norm_eps"},
 }

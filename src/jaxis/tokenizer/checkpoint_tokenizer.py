@@ -30,6 +30,8 @@ from jaxis.tokenizer.sentencepiece import (
 )
 from jaxis.tokenizer.tekken import SPECIAL_TOKENS as TEKKEN_SPECIAL_TOKENS
 from jaxis.tokenizer.tekken import read_tekken
+from jaxis.tokenizer.wordpiece import SPECIAL_TOKENS as WORDPIECE_SPECIAL_TOKENS
+from jaxis.tokenizer.wordpiece import WORDPIECE_CLASSES, read_wordpiece
 
 # In this order: a folder may have several.
 _FILES = (
@@ -87,14 +89,19 @@ def _read_other(path: Path, config: TokenizerConfig) -> tuple[tokenizers.Tokeniz
         model_type = read_json_object(path.with_name("config.json")).get("model_type")
         backend = read_merges_files(path, config.tokenizer_class, model_type, added)
     elif path.name == "vocab.txt":
-        raise CheckpointError(
-            f"{path} is a WordPiece vocabulary, which is not supported: write a tokenizer.json with transformers: "
-            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-        )
+        return _read_wordpiece(path, config)
     else:
         backend = read_tiktoken_file(path, config.tokenizer_class, added)
     _add_ends(backend, config, adds_bos=False)
     return backend, config
+
+
+def _read_wordpiece(path: Path, config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
+    if config.tokenizer_class not in (*WORDPIECE_CLASSES, *_GENERIC_CLASSES):
+        raise unknown_rules(path, config.tokenizer_class, list(WORDPIECE_CLASSES))
+    config = _with_defaults(config, WORDPIECE_SPECIAL_TOKENS)
+    settings = read_json_object(path.with_name("tokenizer_config.json"))
+    return read_wordpiece(path, settings, config.special_tokens), config
 
 
 def _is_tiktoken(path: Path) -> bool:

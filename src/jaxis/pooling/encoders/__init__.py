@@ -9,6 +9,8 @@ from typing import Any
 _CLASSES = {
     "BertForSequenceClassification": "bert",
     "BertModel": "bert",
+    "ModernBertModel": "modernbert",
+    "NomicBertModel": "nomic_bert",
     "RobertaForSequenceClassification": "bert",
     "RobertaModel": "bert",
     "XLMRobertaForSequenceClassification": "bert",

@@ -1,0 +1,143 @@
+"""ModernBERT (arXiv:2412.13663): rotary positions, norms before each block, a window in two of three layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxis.config.attention_span import WHOLE_SEQUENCE, AttentionSpan
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type
+from jaxis.config.rope_config import RopeConfig, rope_config
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.checkpoint_names import CheckpointNames, Rename
+from jaxis.layers.decoder_layer import LayerCache, LayerOutput
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.leaves import layer_norm
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.module import JaxModule
+from jaxis.layers.norm import JaxLayerNorm
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import Caches, DecoderModel, DecoderOptions
+from jaxis.models.common.interfaces import LoadableWithIterator
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+    from jaxis.config.quantization import QuantizationConfig
+
+
+class ModernBertLayer(JaxModule):
+    """`x = x + self_attn(norm(x))`, in the first layer without the norm
+    `x = x + mlp(norm(x))`
+    """
+
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        kind = _layer_type(config, scope.layer_index)
+        use_bias, mlp_bias = config.get("attention_bias", False), config.get("mlp_bias", False)
+        self.attn_norm = _norm(scope) if scope.layer_index else None
+        self.self_attn = GroupedQueryAttention(
+            scope / "self_attn",
+            rope_settings=_rope(config, kind),
+            packed_qkv=True,
+            qkv_bias=use_bias,
+            o_bias=use_bias,
+            span=_span(config, kind),
+        )
+        self.mlp_norm = _norm(scope)
+        activation = config.get("hidden_activation", "gelu")
+        self.mlp = GatedMLP(scope / "mlp", activation=activation, use_bias=mlp_bias, packed_gate_up=True)
+
+    def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
+        """x [T, E] -> the updated cache (None without one) and [T, E]."""
+        normed = x if self.attn_norm is None else self.attn_norm(x)
+        kv_cache, attended = self.self_attn(kv_cache, normed, metadata)
+        x = x + attended
+        return kv_cache, x + self.mlp(self.mlp_norm(x), metadata)
+
+
+class ModernBertModel(DecoderModel, LoadableWithIterator):
+    """gte-modernbert, modernbert-embed and others.
+
+    Args:
+      vllm_config: The configuration.
+      rng: For the initial weights.
+      quant_config: Decides how weights are stored and applied; None leaves them as they are.
+
+    Raises:
+      ConfigError: config.json asks for something that is not supported.
+    """
+
+    renames: ClassVar[tuple[Rename, ...]] = (
+        ("embeddings.tok_embeddings", "embed_tokens"),
+        ("embeddings.norm", "embed_norm"),
+        ("attn.Wqkv", "self_attn.qkv_proj"),
+        ("attn.Wo", "self_attn.o_proj"),
+        ("mlp.Wi", "mlp.gate_up_proj"),
+        ("mlp.Wo", "mlp.down_proj"),
+        ("final_norm", "norm"),
+    )
+    # Heads of the tasks that the model was trained with.
+    unused: ClassVar[tuple[str, ...]] = ("head.", "decoder.", "classifier.")
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
+        config = vllm_config.model_config.hf_config
+        for key in ("tie_word_embeddings", "decoder_bias", "sparse_prediction", "sparse_pred_ignore_index"):
+            config.ignore(key, because="a head that predicts words is not loaded")
+        for key in ("classifier_pooling", "classifier_bias", "classifier_activation"):
+            config.ignore(key, because="a classifier's head is not loaded")
+        for key in ("reference_compile", "repad_logits_with_grad", "deterministic_flash_attn", "layer_norm_eps"):
+            config.ignore(key, because="the reference does not compute with it, or uses norm_eps")
+        config.expect("position_embedding_type", "absolute", "sans_pos")  # which nothing reads
+        self.checkpoint_names = CheckpointNames(self.renames)
+        scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
+        options = DecoderOptions(norm=_norm(scope), embed_norm=_norm(scope))
+        super().__init__(scope, ModernBertLayer, options)
+
+    @classmethod
+    def first_position(cls, config: HFConfig) -> int:
+        """See `BertModel.first_position`."""
+        del config
+        return 0
+
+    def __call__(
+        self, kv_caches: Caches, input_ids: jax.Array, attention_metadata: AttentionMetadata
+    ) -> tuple[Caches, jax.Array, list[jax.Array]]:
+        """input_ids [T], whole texts -> the updated caches, and hidden states [T, E]."""
+        return super().__call__(kv_caches, input_ids, attention_metadata)
+
+    def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
+        """See `LoadableWithIterator`."""
+        renamed = ((self.parameter_name(name), tensor) for name, tensor in weights)
+        return super().load_weights((name, tensor) for name, tensor in renamed if not name.startswith(self.unused))
+
+    def parameter_name(self, name_in_file: str) -> str:
+        """See `RenamesTensors`."""
+        return self.checkpoint_names.name_here(name_in_file.removeprefix("model."))
+
+
+def _norm(scope: LayerScope) -> JaxLayerNorm:
+    config = scope.config
+    return layer_norm(scope, epsilon=config.get("norm_eps", 1e-5), use_bias=config.get("norm_bias", False))
+
+
+def _layer_type(config: HFConfig, index: int) -> str:
+    if (kind := listed_layer_type(config, index, FULL_ATTENTION, SLIDING_ATTENTION)) is not None:
+        config.ignore("global_attn_every_n_layers", because="layer_types names each layer's type")
+        return kind
+    return SLIDING_ATTENTION if index % config.get("global_attn_every_n_layers", 3) else FULL_ATTENTION
+
+
+def _rope(config: HFConfig, kind: str) -> RopeConfig:
+    # Of transformers 4; both are read, though a layer has one of them.
+    full, sliding = config.get("global_rope_theta", 160_000.0), config.get("local_rope_theta", 10_000.0)
+    return rope_config(config, kind, default_theta=full, default_local_theta=sliding)
+
+
+def _span(config: HFConfig, kind: str) -> AttentionSpan:
+    half = config.get("local_attention", 128) // 2
+    return WHOLE_SEQUENCE if kind == FULL_ATTENTION else AttentionSpan(sliding_window=half + 1, lookahead=half)
