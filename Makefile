@@ -27,6 +27,9 @@ COMPILE_TESTS := tests/compile tests/kernels tests/planning
 
 NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
 
+# Several targets install into one environment.
+.NOTPARALLEL:
+
 .PHONY: help demo test test-native test-sanitizers test-slow test-compile test-real nightly lint format docs bench compare clean
 
 help:
@@ -127,19 +130,23 @@ clean:
 
 # The build's requirements go into the environment, not into one of their own that pip would make for the build alone: the
 # largest, jaxlib, is needed anyway.
-$(VENV)/.installed: $(BUILT_FROM)
+$(VENV)/.made: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "jaxis needs Python 3.11 or newer and found none: install it, or give PYTHON=/path/to/python" >&2; exit 1; }
-	@echo "Installing jaxis into $(VENV), once"
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'], 'cmake', 'ninja', sep='\n')" > $(VENV)/build-requirements.txt
 	@$(VENV)/bin/python -m pip install --quiet --requirement $(VENV)/build-requirements.txt
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made $(BUILT_FROM)
+	@echo "Installing jaxis into $(VENV), once"
 	@$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[all]'
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
-	@echo "Installing what the tests need into $(VENV), with the kernels for every instruction set, once"
+# All that .installed brings, and more: not one after the other, or jaxis would be built twice.
+$(VENV)/.installed-test: $(VENV)/.made $(BUILT_FROM)
+	@echo "Installing jaxis and what the tests need into $(VENV), with the kernels for every instruction set, once"
 	@JAXIS_ISAS=all $(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[test]'
-	@touch $@
+	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed
 	@echo "Installing the engines to compare with into $(VENV), once"
