@@ -53,8 +53,16 @@ INTEGER_BOUNDS = {
     "logprobs": Bounds(0, MAX_LOGPROBS),
     "prompt_logprobs": Bounds(0, MAX_LOGPROBS),
     "num_speculative_tokens": Bounds(0),
+    "thinking_token_budget": Bounds(-1),
 }
-_OPTIONAL_INTEGERS = {"max_tokens", "seed", "logprobs", "prompt_logprobs", "num_speculative_tokens"}
+_OPTIONAL_INTEGERS = {
+    "max_tokens",
+    "seed",
+    "logprobs",
+    "prompt_logprobs",
+    "num_speculative_tokens",
+    "thinking_token_budget",
+}
 NUMBER_BOUNDS = {
     "temperature": Bounds(0),
     "top_p": Bounds(0, 1, excludes_low=True),
@@ -101,6 +109,8 @@ class SamplingParams:
       detokenize: Turn the tokens into text.
       skip_special_tokens: Leave special tokens out of the text.
       structured_outputs: What the completion must match; None allows any text.
+      thinking_token_budget: How many tokens the model may think, counted from what opens its thinking, in the answer or
+        at the end of the prompt; then its own end of thinking is forced, at once if 0. -1 is None: no budget.
       num_speculative_tokens: Most tokens to guess ahead in a step, where the engine speculates (0: none); None is the
         engine's. Changes no answer.
       prediction: What the completion is expected to contain, as a string or token ids; guesses are taken from it, where
@@ -133,6 +143,7 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: int | None = None
     num_speculative_tokens: int | None = None
     prediction: str | list[int] | None = None
     extra_args: dict[str, Any] | None = None
@@ -145,6 +156,8 @@ class SamplingParams:
             object.__setattr__(self, name, list(value or []))
         for name in INTEGER_BOUNDS:
             self._check_integer(name)
+        if self.thinking_token_budget == -1:
+            object.__setattr__(self, "thinking_token_budget", None)
         for name in NUMBER_BOUNDS:
             self._check_number(name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -46,6 +46,15 @@ def test_logprobs_mode(llm):
         SamplingParams(logprobs_mode="raw")
 
 
+def test_thinking_token_budget(llm):
+    """More of it: tests/engine/grammar/test_thinking_budget.py."""
+    with pytest.raises(RequestError, match="thinking_token_budget=5 cannot be honoured"):
+        complete(llm, **GREEDY, thinking_token_budget=5)
+    assert SamplingParams(thinking_token_budget=-1) == SamplingParams()
+    with pytest.raises(RequestError, match="thinking_token_budget"):
+        SamplingParams(thinking_token_budget=-2)
+
+
 def test_num_speculative_tokens(llm):
     """More of it: tests/engine/drafting."""
     [plain], [limited] = (

@@ -186,6 +186,14 @@ class ServerOptions:
     reasoning_parser: Annotated[str, _server("Format of the model's reasoning; auto and none as above.")] = (
         _DEFAULTS.reasoning_parser
     )
+    reasoning_budget: Annotated[
+        int | None,
+        _server(
+            "Most tokens that any answer may think: then its thinking is ended. Requests can ask for less.",
+            min=0,
+            metavar="TOKENS",
+        ),
+    ] = None
     api_key: Annotated[
         list[str] | None,
         _server(

@@ -19,6 +19,7 @@ from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.grammar.compiler import GrammarCompiler
+from jaxis.engine.grammar.request_grammars import RequestGrammars
 from jaxis.engine.kv_connector import KVConnector
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.request_factory import RequestFactory, UnfinishedRequests
@@ -32,7 +33,7 @@ from jaxis.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.engine.execution.token_logprobs import TokenLogprobs
-    from jaxis.engine.grammar.delayed_grammar import Grammar
+    from jaxis.engine.grammar.matcher import Grammar
     from jaxis.tokenizer import Tokenizer
 
 NOT_FINITE = (
@@ -78,6 +79,8 @@ class LLMEngine:
         self.connector = self.runner.connector
         self.max_model_len = self.runner.max_model_len
         self.grammar_compiler = GrammarCompiler(tokenizer, self.runner.vocab_size, eos_token_ids)
+        model_type = vllm_config.model_config.hf_config.get("model_type")
+        self._grammars = RequestGrammars(self.grammar_compiler, model_type)
         self.num_preemptions = 0
         self.speculation = make_speculation(
             vllm_config.speculative_config,
@@ -133,7 +136,8 @@ class LLMEngine:
           client: Whose request it is: clients share the tokens of steps equally (see `FairShares`).
           cache_salt: Only requests with the same salt share prefix-cache blocks.
           variant: Digest of what changes the model for it (see `Variants`); b"": nothing.
-          grammar: `params.structured_outputs`, compiled; None compiles it here, which may take seconds.
+          grammar: `params.structured_outputs`, compiled, with `params.thinking_token_budget`; None makes it here, which
+            may take seconds.
 
         Returns:
           The request, which `step` advances.
@@ -150,10 +154,8 @@ class LLMEngine:
             self.runner.variants.check(variant)
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
-        if params.structured_outputs is None:
-            grammar = None
-        elif grammar is None:
-            grammar = self.grammar_compiler.compile(params.structured_outputs)
+        if grammar is None:
+            grammar = self._grammars.make(params, prompt, prompt_token_ids)
         request = self._factory.make(
             request_id,
             prompt_token_ids,

@@ -17,7 +17,7 @@ from jaxis.prompts import checked_token_ids
 from jaxis.sampling_params import RAW_LOGPROBS, LogprobsMode, SamplingParams
 
 if TYPE_CHECKING:
-    from jaxis.engine.grammar.delayed_grammar import Grammar
+    from jaxis.engine.grammar.matcher import Grammar
     from jaxis.tokenizer import Tokenizer
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.grammar.delayed_grammar import Grammar
+from jaxis.engine.grammar.matcher import Grammar
 from jaxis.engine.output_processor import Request
 from jaxis.errors import EngineError, JaxisError
 from jaxis.host.interrupt import interrupt_deferred

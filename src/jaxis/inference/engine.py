@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from jaxis.engine.grammar.delayed_grammar import Grammar
+from jaxis.engine.grammar.matcher import Grammar
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.batch import RowFailure

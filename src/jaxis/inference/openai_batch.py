@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
-from jaxis.engine.grammar.delayed_grammar import Grammar
+from jaxis.engine.grammar.matcher import Grammar
 from jaxis.errors import RequestError
 from jaxis.inference.batch import RowFailure
 from jaxis.inference.run import with_row_seed
@@ -101,7 +101,8 @@ class BatchTask:
                     f"holds {job.prompts.num_prompts} prompts: give each a line of its own in a batch", param="prompt"
                 )
             [prompt] = job.tokenize()
-            return prompt, with_row_seed(job.params, self._key, row), job.compile_grammar(prompt)
+            grammar = job.compile_grammar(prompt)
+            return prompt, with_row_seed(job.params_with(grammar), self._key, row), grammar
         except RequestError as error:
             raise endpoint.errors.own(error) from None
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from jaxis.engine.argument_fields import argument_infos
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.grammar.delayed_grammar import Grammar
+from jaxis.engine.grammar.matcher import Grammar
 from jaxis.errors import ConfigError, EngineError
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay

@@ -16,7 +16,7 @@ from jaxis.parsing.text_reader import Reading, TextReader
 OPENERS = ("<|start|>", "<|channel|>")
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
 
-_MESSAGE = "<|message|>"
+MESSAGE = "<|message|>"
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
@@ -47,13 +47,13 @@ def read_header(reader: TextReader, opener: str, ends: tuple[str, ...] = ENDS) -
       ends: Markers that end a message.
     """
     pieces = [opener]
-    marker = yield from reader.until((_MESSAGE, *ends), pieces.append)
+    marker = yield from reader.until((MESSAGE, *ends), pieces.append)
     if marker in ends:
         reader.unread(marker)
-    text = "".join([*pieces, _MESSAGE]) if marker == _MESSAGE else "".join(pieces)
+    text = "".join([*pieces, MESSAGE]) if marker == MESSAGE else "".join(pieces)
     channel, recipient = _CHANNEL.search(text), _RECIPIENT.search(text)
     function = recipient[1] if recipient and recipient[1] != "assistant" else None
-    return Header(text, marker == _MESSAGE, channel[1] if channel else "", function)
+    return Header(text, marker == MESSAGE, channel[1] if channel else "", function)
 
 
 def read_first_recipient(reader: TextReader) -> Reading[str]:

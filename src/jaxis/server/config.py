@@ -29,6 +29,7 @@ class ServerConfig:
       request_log_level: What it says of them; see `http/request_records.py`.
       tool_call_parser, reasoning_parser: How the model writes its tool calls and its reasoning: "auto" looks into its
         chat template, "none" leaves them in the text.
+      reasoning_budget: Most tokens that any answer may think; None is no limit.
       response_ttl_seconds: How long responses and conversations stay after their last use; 0 stores nothing.
       response_store_bytes: Most bytes of all of them.
       response_folder: Where they are stored, over restarts; None keeps them in memory.
@@ -61,6 +62,7 @@ class ServerConfig:
     request_log_level: Literal["ids-and-usage", "full"] = "ids-and-usage"
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    reasoning_budget: int | None = None
     response_ttl_seconds: float = 30 * 86400.0
     response_store_bytes: int = 256 * 1024 * 1024
     response_folder: Path | None = None

@@ -38,7 +38,11 @@ from jaxis.server.openai.not_applied import OTHER_SERVERS_FIELDS
 router = APIRouter(route_class=StrictJSONRoute)
 ERRORS = ErrorDialect(
     prefixes=("/completion", "/completions"),
-    fields={"repetition_penalty": "repeat_penalty", "max_tokens": "n_predict"},
+    fields={
+        "repetition_penalty": "repeat_penalty",
+        "max_tokens": "n_predict",
+        "thinking_token_budget": "reasoning_budget_tokens",
+    },
 )
 _SAME_NAME = ("temperature", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty", "ignore_eos")
 # llama-server's fields that change answers and are not applied here.
@@ -57,6 +61,7 @@ class LlamaCompletionRequest(LenientModel):
       n_predict: Most tokens to generate; none or -1 goes on until the model stops or its context is full.
       seed: A negative one is the server's own, as if it were left out.
       repeat_penalty: jaxis's `repetition_penalty`.
+      reasoning_budget_tokens: jaxis's `thinking_token_budget`; -1 is none.
       grammar: In GBNF, or in Lark's syntax.
       json_schema: What the answer follows.
     """
@@ -83,6 +88,7 @@ class LlamaCompletionRequest(LenientModel):
     presence_penalty: float | None = bounded(NUMBER_BOUNDS["presence_penalty"])
     frequency_penalty: float | None = bounded(NUMBER_BOUNDS["frequency_penalty"])
     ignore_eos: bool | None = None
+    reasoning_budget_tokens: int | None = bounded(INTEGER_BOUNDS["thinking_token_budget"], high=MAX_INT32)
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
 
@@ -145,6 +151,7 @@ def llama_job(request: LlamaCompletionRequest, model: ServedModel) -> Generation
         "top_k": None if request.top_k is None else max(0, request.top_k),
         "seed": None if request.seed is None or request.seed < 0 else request.seed,
         "repetition_penalty": request.repeat_penalty,
+        "thinking_token_budget": request.reasoning_budget_tokens,
     }
     answer = AnswerFormat(grammar=grammar)
     return GenerationJob(

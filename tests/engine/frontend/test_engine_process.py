@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import psutil
 import pytest
 
@@ -20,11 +21,14 @@ from jaxis.engine.frontend.engine_client import EngineClient, EngineOutputs, Sub
 from jaxis.engine.frontend.engine_process import EngineProcess
 from jaxis.engine.frontend.output_stream import merge_outputs
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, ReasoningTokens
+from jaxis.engine.grammar.thinking_budget import ThinkingBudget
 from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.errors import CheckpointError, ConfigError, OverloadedError, RequestError, UnavailableError
 from jaxis.host.channel import MessageReader, to_frame
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxis.parsing.reasoning_parsers import get_reasoning_parser
 from jaxis.prompts import TokenizedPrompt
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.waiting import eventually, wait_until
 
 ARGUMENTS = {"kv_cache_memory": "8MiB", "max_num_seqs": 8, "dtype": "float32"}
@@ -313,6 +317,7 @@ def test_every_parameter_is_carried():
             "detokenize": True,
         },
         **{"skip_special_tokens": False, "num_speculative_tokens": 2, "prediction": "def f():\n"},
+        "thinking_token_budget": 30,
         **{"extra_args": {"kv_transfer_params": {"do_remote_prefill": True, "remote_host": "a", "remote_port": 1}}},
     }
     grammars = [
@@ -342,6 +347,25 @@ def test_what_comes_before_a_grammar_is_carried():
     back = carried(command, wire.COMMANDS).delay.apply(None)
     assert back.alternatives == {8, 9}
     assert dataclasses.asdict(back.reasoning) == dataclasses.asdict(reasoning)
+
+
+def test_a_thinking_budget_is_carried_with_and_without_a_grammar():
+    compiler = ScriptedEngine().grammar_compiler
+    marks = get_reasoning_parser("qwen3").marks("Hi <think>")
+    for more in ({}, {"structured_outputs": StructuredOutputs(regex="ab")}):
+        params = SamplingParams(thinking_token_budget=3, **more)
+        reasoning = ReasoningTokens(opened=True, opening=None, closings=[[5, 6]])
+        inner = DelayedGrammar(compiler.compile(params.structured_outputs), reasoning) if more else None
+        grammar = ThinkingBudget(marks, 3, compiler.tokenizer, compiler.vocab_size, inner)
+        command = wire.AddRequest.of(Submission("r", TokenizedPrompt(None, [1]), params, grammar=grammar))
+        back = carried(command, wire.COMMANDS).grammar(compiler)
+        assert (back.marks, back.num_tokens) == (marks, 3)
+        assert (back.grammar is None) == (inner is None)
+        first, second = grammar.new_matcher(), back.new_matcher()
+        for token_ids in ([], [9], [9, 9], [9, 9, 9]):
+            first.follow(token_ids)
+            second.follow(token_ids)
+            assert np.array_equal(first.token_mask(), second.token_mask())
 
 
 def test_an_output_is_carried_in_any_pieces():

@@ -288,6 +288,7 @@ def check_scores(params: SamplingParams) -> None:
         "bad_words": bool(params.bad_words),
         "min_tokens": params.min_tokens > 0,
         "structured_outputs": params.structured_outputs is not None,
+        "thinking_token_budget": params.thinking_token_budget is not None,
     }
     for name, is_set in faults.items():
         if is_set:

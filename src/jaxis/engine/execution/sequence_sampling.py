@@ -15,8 +15,7 @@ from jaxis.errors import RequestError
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from jaxis.engine.grammar.compiler import GrammarMatcher
-    from jaxis.engine.grammar.delayed_grammar import DelayedMatcher
+    from jaxis.engine.grammar.matcher import Matcher
 
 
 class SequenceSampling:
@@ -41,7 +40,7 @@ class SequenceSampling:
         seed: int,
         eos_token_ids: Iterable[int] = (),
         bad_words_token_ids: Iterable[Sequence[int]] = (),
-        grammar: GrammarMatcher | DelayedMatcher | None = None,
+        grammar: Matcher | None = None,
     ) -> None:
         """Prepares a sequence.
 
@@ -53,7 +52,7 @@ class SequenceSampling:
           seed: From `sequence_seed`.
           eos_token_ids: The model's end-of-sequence ids, which `min_tokens` holds back along with the stop token ids.
           bad_words_token_ids: From `tokenize_bad_words`.
-          grammar: Follows the output, for `structured_outputs`.
+          grammar: Follows the output, for `structured_outputs` and `thinking_token_budget`.
 
         Raises:
           RequestError: A token id is not below V, or the parameters together leave no token to generate.
@@ -94,7 +93,7 @@ class SequenceSampling:
         return self._history is not None or bool(self._bad_sequences) or self.grammar is not None
 
     def token_mask(self, drafts: tuple[int, ...] = ()) -> np.ndarray | None:
-        """Tokens that the grammar allows next, int32 [ceil(V / 32)] as `GrammarMatcher.token_mask`; None allows all.
+        """Tokens that the grammar allows next, int32 [ceil(V / 32)] as `Matcher.token_mask`; None allows all.
 
         Args:
           drafts: Taken to follow the output; from the first draft that cannot follow it, masks are arbitrary.
@@ -138,7 +137,7 @@ class SequenceSampling:
             reason = "allowed_token_ids has none of the tokens that may come next"
         else:
             return None
-        return RequestError(f"cannot be honoured: {reason}", param="structured_outputs")
+        return RequestError(f"cannot be honoured: {reason}", param=self.grammar.param)
 
     def bias(self, num_inflight: int = 0, drafts: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
         """The biases for the next token: token ids int32 [W] and values float32 [W], -inf for a ban.
@@ -196,7 +195,7 @@ class SequenceSampling:
 class _MasksAhead:
     """What a grammar allows after drafts, each followed once, while the grammar itself stays where the output ends."""
 
-    def __init__(self, grammar: GrammarMatcher | DelayedMatcher, output_token_ids: Sequence[int]) -> None:
+    def __init__(self, grammar: Matcher, output_token_ids: Sequence[int]) -> None:
         self._fork = grammar.fork()
         self._num_output_tokens = len(output_token_ids)
         self._token_ids = list(output_token_ids)

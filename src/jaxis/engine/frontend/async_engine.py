@@ -34,7 +34,7 @@ from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.engine.grammar.compiler import GrammarCompiler
-    from jaxis.engine.grammar.delayed_grammar import Grammar
+    from jaxis.engine.grammar.matcher import Grammar
 
 JOIN_SECONDS = 10.0
 DESCRIBE_SECONDS = 10.0
@@ -268,7 +268,8 @@ class AsyncLLMEngine(AsyncEngine):
           client: Whose request it is: clients share the tokens of steps equally.
           timeout_seconds: Time limit from now to the end of the answer.
           final_only: Yield once, at the end, which spares the event loop most of the work of streaming.
-          grammar: `params.structured_outputs`, compiled by the engine's `grammar_compiler` on another thread.
+          grammar: `params.structured_outputs`, compiled by the engine's `grammar_compiler` on another thread, with
+            `params.thinking_token_budget`.
 
         Yields:
           The additions: `outputs` holds the completions with additions, each with only its new text and tokens;

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from jaxis.engine.grammar.compiler import GrammarCompiler
-    from jaxis.engine.grammar.delayed_grammar import Grammar
+    from jaxis.engine.grammar.matcher import Grammar
     from jaxis.engine.setup import BuiltEngine
     from jaxis.tokenizer import Tokenizer
 
@@ -139,7 +139,7 @@ class Submission:
       priority: The lower value is served first.
       client: Whose request it is; see `LLMEngine.add_request`.
       final_only: Return everything in one output at the end.
-      grammar: `params.structured_outputs`, compiled.
+      grammar: `params.structured_outputs`, compiled, with `params.thinking_token_budget`.
     """
 
     request_id: str

@@ -32,11 +32,10 @@ from jaxis.host.threads import run_in_daemon
 
 if TYPE_CHECKING:
     from jaxis.engine.arguments import EngineArgs
-    from jaxis.engine.grammar.delayed_grammar import Grammar
+    from jaxis.engine.grammar.matcher import Grammar
     from jaxis.engine.memory_budget import MemoryBudget
     from jaxis.engine.setup import BuiltEngine
     from jaxis.host.progress import ProgressDisplay
-    from jaxis.structured_outputs import StructuredOutputs
 
 RECEIVE_BYTES = 1 << 20
 HEARTBEAT_SECONDS = 0.5
@@ -156,24 +155,20 @@ class EngineWorker(Worker):
                 run_in_daemon(load, "jaxis-variant")
         elif isinstance(command, wire.UnloadVariant):
             self._thread.unload_variant(command.variant)
-        elif command.params.structured_outputs is not None:
+        elif command.params.structured_outputs is not None or command.budgeted is not None:
             with self._lock:
                 self._compiling.add(command.request_id)
             # Compiling may take seconds, so it has a thread of its own.
-            run_in_daemon(
-                functools.partial(self._compile_and_add, command, command.params.structured_outputs), "jaxis-compile"
-            )
+            run_in_daemon(functools.partial(self._compile_and_add, command), "jaxis-compile")
         else:
             self._thread.add(command.submission(None))
 
-    def _compile_and_add(self, command: wire.AddRequest, spec: StructuredOutputs) -> None:
+    def _compile_and_add(self, command: wire.AddRequest) -> None:
         request_id = command.request_id
         grammar: Grammar | None = None
         error: Exception | None = None
         try:
-            # The server's process has found that the grammar compiles in time.
-            compiled = self._engine.grammar_compiler.compile(spec, limited=False)
-            grammar = compiled if command.delay is None else command.delay.apply(compiled)
+            grammar = command.grammar(self._engine.grammar_compiler)
         except Exception as fault:
             error = fault
         with self._lock:

@@ -13,8 +13,10 @@ from jaxis.engine.frontend.engine_client import (
     TokenDelta,
     VariantLoad,
 )
-from jaxis.engine.grammar.compiler import CompiledGrammar
-from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, Grammar, ReasoningTokens
+from jaxis.engine.grammar.compiler import CompiledGrammar, GrammarCompiler
+from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, ReasoningTokens
+from jaxis.engine.grammar.matcher import Grammar
+from jaxis.engine.grammar.thinking_budget import ThinkingBudget
 from jaxis.errors import (
     CheckpointError,
     ConfigError,
@@ -26,6 +28,7 @@ from jaxis.errors import (
     UnavailableError,
 )
 from jaxis.outputs import RequestOutput
+from jaxis.parsing.reasoning_parsers.base import ReasoningMarks
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 
@@ -65,14 +68,32 @@ class AddRequest(msgspec.Struct, tag="add"):
     client: str | None
     final_only: bool
     delay: GrammarDelay | None
+    budgeted: ReasoningMarks | None
 
     @classmethod
     def of(cls, new: Submission) -> AddRequest:
         """The command that submits a request."""
-        delay = None
-        if isinstance(new.grammar, DelayedGrammar):
-            delay = GrammarDelay(new.grammar.reasoning, list(new.grammar.alternatives))
-        return cls(new.request_id, new.prompt, new.params, new.priority, new.client, new.final_only, delay)
+        grammar, delay, budgeted = new.grammar, None, None
+        if isinstance(grammar, ThinkingBudget):
+            grammar, budgeted = grammar.grammar, grammar.marks
+        if isinstance(grammar, DelayedGrammar):
+            delay = GrammarDelay(grammar.reasoning, list(grammar.alternatives))
+        return cls(new.request_id, new.prompt, new.params, new.priority, new.client, new.final_only, delay, budgeted)
+
+    def grammar(self, compiler: GrammarCompiler) -> Grammar | None:
+        """Rebuilds the grammar, which may take seconds if there are `structured_outputs`.
+
+        Args:
+          compiler: Of the engine's process. The server's process has found that the grammar compiles in time.
+        """
+        grammar: Grammar | None = None
+        if self.params.structured_outputs is not None:
+            compiled = compiler.compile(self.params.structured_outputs, limited=False)
+            grammar = compiled if self.delay is None else self.delay.apply(compiled)
+        budget, tokenizer = self.params.thinking_token_budget, compiler.tokenizer
+        if self.budgeted is None or budget is None or tokenizer is None:
+            return grammar
+        return ThinkingBudget(self.budgeted, budget, tokenizer, compiler.vocab_size, grammar)
 
     def submission(self, grammar: Grammar | None) -> Submission:
         """Rebuilds the request, with its grammar as compiled here."""

@@ -107,11 +107,14 @@ class GrammarCompiler:
       tokenizer: The checkpoint's; None compiles nothing.
       vocab_size: V, the model's; ids beyond the tokenizer's own are never allowed.
       eos_token_ids: Tokens that end a completion.
+
+    Attributes:
+      tokenizer, vocab_size: See above.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Collection[int]) -> None:
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._lock = threading.Lock()
         self._threads = SizedExecutor(_THREAD_CHARACTERS, "jaxis-grammar")
@@ -124,7 +127,7 @@ class GrammarCompiler:
 
         Without this call, the first grammar's compilation begins by it.
         """
-        if (tokenizer := self._tokenizer) is None:
+        if (tokenizer := self.tokenizer) is None:
             return
 
         def run() -> None:
@@ -147,7 +150,7 @@ class GrammarCompiler:
           RequestError: The grammar is invalid, uses something unsupported, or takes too long to compile.
           OverloadedError: Too many grammars that are not small are waiting.
         """
-        tokenizer = self._tokenizer
+        tokenizer = self.tokenizer
         if tokenizer is None:
             raise RequestError(
                 "needs a tokenizer, and the checkpoint has none: leave it out", param="structured_outputs"
@@ -199,7 +202,7 @@ class GrammarCompiler:
         source = grammar_source(spec)
         limits = llguidance.LLParserLimits(**_LIMITS)
         matcher = llguidance.LLMatcher(self._llguidance_tokenizer(tokenizer), source, log_level=0, limits=limits)
-        grammar = CompiledGrammar(matcher, self._vocab_size, self._eos_token_ids, tokenizer.special_token_ids)
+        grammar = CompiledGrammar(matcher, self.vocab_size, self._eos_token_ids, tokenizer.special_token_ids)
         # Some errors show only with the first mask, and some only after it, since the lexer is shared.
         for first in (grammar.new_matcher(), grammar.new_matcher()):
             if not first.token_mask().any():
@@ -211,7 +214,7 @@ class GrammarCompiler:
         with self._vocabulary_lock:
             if self._vocabulary is None:
                 # Provides the attributes of llguidance's wrapper, whose constructor accepts only certain tokenizers.
-                vocabulary = cast(llguidance.TokenizerWrapper, _Vocabulary(tokenizer, self._vocab_size))
+                vocabulary = cast(llguidance.TokenizerWrapper, _Vocabulary(tokenizer, self.vocab_size))
                 self._vocabulary = llguidance.LLTokenizer(vocabulary)
             return self._vocabulary
 
@@ -252,8 +255,11 @@ class GrammarMatcher:
     """Where one completion stands in its grammar.
 
     Attributes:
+      param: The request's parameter at fault if no token can come next.
       error: Why the grammar cannot be followed any further; None while it can.
     """
+
+    param = "structured_outputs"
 
     def __init__(
         self, grammar: CompiledGrammar, matcher: llguidance.LLMatcher, vocab_size: int, end_token_ids: Collection[int]

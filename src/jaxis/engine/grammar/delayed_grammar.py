@@ -83,11 +83,8 @@ class DelayedGrammar:
         return DelayedMatcher(self._grammar.new_matcher(stop_token_ids), self.reasoning, self.alternatives)
 
 
-Grammar = CompiledGrammar | DelayedGrammar
-
-
 class DelayedMatcher:
-    """Where one completion stands: in its reasoning, or in its grammar. Has the interface of `GrammarMatcher`.
+    """Where one completion stands: in its reasoning, or in its grammar. A `Matcher`.
 
     Within its reasoning, a completion can end only by reaching its greatest length.
     """
@@ -106,6 +103,11 @@ class DelayedMatcher:
         self._opening_mask = self._pack(opening)
         self._gap_mask = self._pack(reasoning.gap)
         self._alternatives_mask = self._pack(alternatives) & self._reasoning_mask
+
+    @property
+    def param(self) -> str:
+        """The request's parameter at fault if no token can come next."""
+        return self._matcher.param
 
     @property
     def error(self) -> str | None:
@@ -138,7 +140,7 @@ class DelayedMatcher:
                 self._matcher.follow(output_token_ids[self._grammar_start :])
 
     def token_mask(self) -> np.ndarray:
-        """Which tokens may come next, int32 [ceil(V / 32)] as `GrammarMatcher.token_mask`."""
+        """Which tokens may come next, int32 [ceil(V / 32)] as `Matcher.token_mask`."""
         if self._tracker.in_reasoning:
             return self._reasoning_mask
         if self._is_alternative:

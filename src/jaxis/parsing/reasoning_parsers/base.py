@@ -4,10 +4,32 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxis.parsing.parser_events import ContentDelta, Event, ReasoningDelta, merge_deltas
 from jaxis.parsing.text_reader import Reading, TextReader
+
+
+@dataclass(frozen=True)
+class ReasoningMarks:
+    """How reasoning is marked in one answer's text.
+
+    Attributes:
+      opened: The answer begins inside the reasoning.
+      openings: What may open it, if nothing but white space comes before.
+      ends: For each of them, what ends the reasoning that it began; the first also for what the prompt opened.
+      closings: Whatever may end it, calls of tools included.
+      repeats: Reasoning may come several times, and anywhere.
+      refused: What comes before, and a word that opens reasoning where it follows it; None if no single word does.
+    """
+
+    opened: bool
+    openings: tuple[str, ...]
+    ends: tuple[str, ...]
+    closings: tuple[str, ...]
+    repeats: bool = False
+    refused: tuple[str, str] | None = None
 
 
 class ReasoningParser(ABC):
@@ -18,6 +40,7 @@ class ReasoningParser(ABC):
         `skip_special_tokens=False`.
       opening: The marker that opens the reasoning; empty if answers always begin with reasoning.
       closings: Markers that may close it; the content follows.
+      more_openings: Other markers that may open it, each with the one that then closes it.
       interruptions: Markers of tool calls that end it too, for the tool parser to read.
       answer_openings: Special tokens that may come between the reasoning and the content.
       dropped: Special tokens without meaning here, such as those that end a turn.
@@ -31,6 +54,7 @@ class ReasoningParser(ABC):
     needs_special_tokens: ClassVar[bool] = False
     opening: ClassVar[str] = ""
     closings: ClassVar[tuple[str, ...]] = ()
+    more_openings: ClassVar[dict[str, str]] = {}
     interruptions: ClassVar[tuple[str, ...]] = ()
     answer_openings: ClassVar[tuple[str, ...]] = ()
     dropped: ClassVar[tuple[str, ...]] = ()
@@ -48,6 +72,19 @@ class ReasoningParser(ABC):
     def opened_by(cls, prompt: str) -> bool:
         """Whether the prompt ends with the marker that opens the reasoning."""
         return prompt.rstrip().endswith(cls.opening)
+
+    @classmethod
+    def marks(cls, prompt: str) -> ReasoningMarks | None:
+        """How an answer's reasoning is marked; None if the prompt leaves no place for any."""
+        prompt = prompt.rstrip()
+        if prompt.endswith(cls.closings):
+            return None
+        return ReasoningMarks(
+            opened=cls.opened_by(prompt),
+            openings=(cls.opening, *cls.more_openings),
+            ends=(cls.closings[0], *cls.more_openings.values()),
+            closings=(*cls.closings, *cls.interruptions),
+        )
 
     def feed(self, delta_text: str) -> list[Event]:
         """Takes the next part of the text, which may be cut anywhere.

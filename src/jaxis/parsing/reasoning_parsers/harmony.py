@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jaxis.parsing.harmony import ENDS, OPENERS, read_first_recipient, read_header
-from jaxis.parsing.reasoning_parsers.base import ReasoningParser
+from jaxis.parsing.harmony import ENDS, MESSAGE, OPENERS, read_first_recipient, read_header
+from jaxis.parsing.reasoning_parsers.base import ReasoningMarks, ReasoningParser
 from jaxis.parsing.text_reader import Reading
 
 
@@ -12,6 +12,19 @@ class HarmonyReasoningParser(ReasoningParser):
 
     needs_special_tokens = True
     closings = ("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>")
+
+    @classmethod
+    def marks(cls, prompt: str) -> ReasoningMarks | None:
+        """See `ReasoningParser.marks`: each message on the analysis channel is reasoning."""
+        opening = f"<|channel|>analysis{MESSAGE}"
+        return ReasoningMarks(
+            opened=prompt.rstrip().endswith(opening),
+            openings=(opening,),
+            ends=(ENDS[0],),
+            closings=(*ENDS, *OPENERS),
+            repeats=True,
+            refused=("<|channel|>", "analysis"),
+        )
 
     def _read(self) -> Reading[None]:
         markers = OPENERS + ENDS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from jaxis.parsing.harmony import read_first_recipient, read_header
-from jaxis.parsing.reasoning_parsers.base import ReasoningParser
+from jaxis.parsing.harmony import MESSAGE, read_first_recipient, read_header
+from jaxis.parsing.reasoning_parsers.base import ReasoningMarks, ReasoningParser
 from jaxis.parsing.text_reader import Reading
 from jaxis.parsing.tool_parsers.call_list import GraniteToolParser
 from jaxis.parsing.tool_parsers.invocations import MUSE_ENDS, MUSE_NO_TOOLS
@@ -180,9 +180,6 @@ class ErnieReasoningParser(AnswerTagsReasoningParser):
 # Granite 3: the reasoning after a phrase (3.1, 3.2) or between tags (3.3).
 
 
-_OPENINGS = ("<think>", "Here is my thought process:", "Here's my thought process:")
-
-
 class GraniteReasoningParser(AnswerTagsReasoningParser):
     """Granite 3.1 to 3.3: `Here is my thought process: ... Here is my response: ...`, or
     `<think>...</think><response>...</response>`. Nothing here is a special token.
@@ -190,11 +187,15 @@ class GraniteReasoningParser(AnswerTagsReasoningParser):
 
     opening = "<think>"
     closings = ("</think>", "Here is my response:", "Here's my response:")
+    more_openings: ClassVar[dict[str, str]] = {
+        "Here is my thought process:": "Here is my response:",
+        "Here's my thought process:": "Here's my response:",
+    }
     answer_tags = ("<response>", "</response>")
     call_openers = GraniteToolParser.openers
 
     def _take_opening(self) -> Reading[bool]:
-        for opening in _OPENINGS:
+        for opening in (self.opening, *self.more_openings):
             if (yield from self._reader.comes(opening)):
                 self._reader.skip(len(opening))
                 return True
@@ -212,6 +213,19 @@ class MuseGlimmerReasoningParser(ReasoningParser):
 
     needs_special_tokens = True
     closings = ("<|start|>assistant to=user<|message|>",)
+
+    @classmethod
+    def marks(cls, prompt: str) -> ReasoningMarks | None:
+        """See `ReasoningParser.marks`: each message to itself is reasoning."""
+        opening = f"to=self{MESSAGE}"
+        return ReasoningMarks(
+            opened=prompt.rstrip().endswith(opening),
+            openings=(opening,),
+            ends=(MUSE_ENDS[0],),
+            closings=(*MUSE_ENDS, _START),
+            repeats=True,
+            refused=("to=", "self"),
+        )
 
     def _read(self) -> Reading[None]:
         if opener := (yield from read_first_recipient(self._reader)):

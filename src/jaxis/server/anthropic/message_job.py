@@ -59,6 +59,7 @@ MESSAGE_ERRORS = _MessageErrors(
     prefixes=("/v1/messages",),
     fields={
         "stop": "stop_sequences",
+        "thinking_token_budget": "thinking.budget_tokens",
         "tools[].parameters": "tools[].input_schema",
         f"{_INLINE_TOOL}.parameters": f"{_INLINE_TOOL}.input_schema",
     },
@@ -112,6 +113,7 @@ def message_job(request: CountTokensRequest, model: ServedModel) -> GenerationJo
             "temperature": request.temperature,
             "top_p": request.top_p,
             "top_k": request.top_k,
+            "thinking_token_budget": _thinking_budget(request, model),
         }
     return GenerationJob(
         request_id=f"msg_{uuid.uuid4().hex}",
@@ -124,11 +126,19 @@ def message_job(request: CountTokensRequest, model: ServedModel) -> GenerationJo
 
 
 def left_out(request: CountTokensRequest, model: ServedModel) -> list[str]:
-    """Names of the request's parts that have no effect: tools that run at Anthropic, an effort that nothing reads."""
+    """Names of the request's parts that have no effect: tools that run at Anthropic, an effort or a
+    budget that nothing reads."""
     names = [f"tools.{tool.type}" for tool in request.tools or () if not tool.is_function]
     has_effort = request.output_config is not None and request.output_config.effort is not None
     reads_effort = "reasoning_effort" in template_sources(model.tokenizer)
+    if isinstance(request.thinking, ThinkingOn) and _thinking_budget(request, model) is None:
+        names.append("thinking.budget_tokens")
     return [*names, "output_config.effort"] if has_effort and not reads_effort else names
+
+
+def _thinking_budget(request: CountTokensRequest, model: ServedModel) -> int | None:
+    is_known = model.parsers.reasoning is not None
+    return request.thinking.budget_tokens if isinstance(request.thinking, ThinkingOn) and is_known else None
 
 
 def _offered_tools(request: CountTokensRequest) -> dict[str, ToolDefinition]:

@@ -89,12 +89,10 @@ class ThinkingOn(LenientModel):
     """Reason before the answer.
 
     Attributes:
-      budget_tokens: A target for Anthropic's models, required with "enabled". Without effect here, where only
-        `max_tokens` bounds what is generated; named as ignored.
+      budget_tokens: How many tokens the model may think, where it is known how it marks its thinking; named as ignored
+        elsewhere.
       display: Without effect: reasoning is sent as the model writes it.
     """
-
-    not_applied: ClassVar[Mapping[str, NotApplied]] = {"budget_tokens": NotApplied()}
 
     type: Literal["enabled"]
     budget_tokens: int = Field(ge=MIN_THINKING_BUDGET, le=MAX_INT32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from jaxis.engine.grammar.delayed_grammar import ReasoningTracker
+from jaxis.engine.grammar.thinking_budget import MarkTracker
 from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.parsing.output_parser import OutputParser
 from jaxis.parsing.parser_events import (
@@ -148,9 +148,10 @@ class _CompletionReader:
         self._token_ids: list[int] = []
         reasoning_parser = answer.reasoning_parser
         reasoning = reasoning_tokens(reasoning_parser, prompt, job.model.tokenizer)
-        self._tracker = ReasoningTracker(reasoning) if reasoning else None
         if answer.grammar is not None and reasoning is None and not answer.grammar.holds_reasoning:
             reasoning_parser = None  # the grammar applies from the first token
+        tokenizer, marks = job.model.tokenizer, reasoning_parser and reasoning_parser.marks(prompt)
+        self._tracker = MarkTracker(marks, tokenizer) if marks and tokenizer else None
         self._parser: OutputParser | None = None
         if answer.tools.parser is not None or reasoning_parser is not None:
             self._parser = OutputParser(answer.tools.parser, reasoning_parser, tools=answer.tools.tools, prompt=prompt)

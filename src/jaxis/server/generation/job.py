@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, Grammar
+from jaxis.engine.grammar.delayed_grammar import DelayedGrammar
+from jaxis.engine.grammar.matcher import Grammar
+from jaxis.engine.grammar.thinking_budget import with_thinking_budget
 from jaxis.errors import RequestError
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
@@ -15,6 +17,9 @@ from jaxis.server.generation.answer_format import AnswerFormat
 from jaxis.server.generation.grammar import reasoning_tokens
 from jaxis.server.generation.prompts import JobPrompts
 from jaxis.server.generation.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from jaxis.engine.grammar.compiler import GrammarCompiler
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -49,16 +54,36 @@ class GenerationJob:
             prompts = [dataclasses.replace(prompt, variant=self.model.variant) for prompt in prompts]
         return prompts
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether prompts may have a grammar."""
+        return self.answer.grammar is not None or self.params.thinking_token_budget is not None
+
     def compile_grammar(self, prompt: TokenizedPrompt) -> Grammar | None:
         """The grammar of a prompt's answer, which may take seconds; None if answers are free.
 
         Raises:
           RequestError: It cannot be honoured.
         """
-        if self.answer.grammar is None:
+        if not self.is_constrained:
             return None
         assert self.model.grammar_compiler is not None  # a model that generates has one
-        grammar = self.answer.grammar.compile(self.model.grammar_compiler)
+        grammar = self._answer_grammar(prompt, self.model.grammar_compiler)
+        if self.params.thinking_token_budget is None:
+            return grammar
+        budget, parser = self.params.thinking_token_budget, self.model.parsers.reasoning
+        return with_thinking_budget(grammar, budget, parser, prompt.text, prompt.token_ids, self.model.grammar_compiler)
+
+    def params_with(self, grammar: Grammar | None) -> SamplingParams:
+        """The parameters of a prompt whose answer has this grammar: without a budget for thinking that has no place."""
+        if grammar is not None or self.params.thinking_token_budget is None:
+            return self.params
+        return dataclasses.replace(self.params, thinking_token_budget=None)
+
+    def _answer_grammar(self, prompt: TokenizedPrompt, compiler: GrammarCompiler) -> Grammar | None:
+        if self.answer.grammar is None:
+            return None
+        grammar = self.answer.grammar.compile(compiler)
         if self.answer.grammar.holds_reasoning:
             return grammar
         reasoning = reasoning_tokens(self.answer.reasoning_parser, prompt.text or "", self.model.tokenizer)
@@ -90,12 +115,22 @@ def sampling_params(model: ServedModel, given: Mapping[str, Any], answer: Answer
         settings["min_tokens"] = min(min_tokens, max_tokens)
     if answer.needs_special_tokens:
         settings["skip_special_tokens"] = False
+    settings["thinking_token_budget"] = _thinking_budget(model, settings.get("thinking_token_budget"))
     if answer.grammar is None:
         return dataclasses.replace(defaults, **settings)
     try:
         return dataclasses.replace(defaults, **settings, structured_outputs=answer.grammar.structured_outputs)
     except RequestError as error:
         raise answer.grammar.own(error) from None
+
+
+def _thinking_budget(model: ServedModel, asked: int | None) -> int | None:
+    """The budget of a request that asks for this one; None is none."""
+    if asked == -1:
+        asked = None
+    if model.parsers.reasoning is None:
+        return asked  # refused where the grammar is made
+    return min((each for each in (asked, model.reasoning_budget) if each is not None), default=None)
 
 
 def _check_stops(stop: str | Sequence[str]) -> None:

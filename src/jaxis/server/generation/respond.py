@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from jaxis.engine.frontend.output_stream import merge_outputs
-from jaxis.engine.grammar.delayed_grammar import Grammar
+from jaxis.engine.grammar.matcher import Grammar
 from jaxis.errors import ContextLengthError, DeadlineExceededError, OverloadedError, RequestError
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
@@ -95,7 +95,7 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
             async with asyncio.timeout(timeout):
                 prompts = await context.run_in_worker(job.tokenize, is_quick=job.prompts.is_quick)
                 grammars: list[Grammar | None] = [None] * len(prompts)
-                if job.answer.grammar is not None:
+                if job.is_constrained:
                     grammars = await context.compile(lambda: [job.compile_grammar(prompt) for prompt in prompts])
             time_left = None if timeout is None else max(0.0, timeout - (time.monotonic() - arrival))
             streams = [
@@ -136,7 +136,7 @@ async def _generate_one(
             raise ContextLengthError(len(prompt.token_ids), engine.info.max_model_len)
         outputs = engine.generate(
             prompt,
-            job.params,
+            job.params_with(grammar),
             request_id,
             priority=context.accounting.priority(job.priority),
             client=context.accounting.client(),

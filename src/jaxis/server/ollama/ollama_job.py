@@ -25,7 +25,10 @@ from jaxis.server.ollama.ollama_schema import (
 )
 
 _logger = logging.getLogger(__name__)
-_SAME_NAME = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop")
+_SAME_NAME = (
+    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop"),
+    "thinking_token_budget",
+)
 
 
 class _OllamaErrors(ErrorDialect):

@@ -33,6 +33,7 @@ class OllamaOptions(LenientModel):
       seed: A negative one is the server's own, as if it were left out.
       repeat_penalty: jaxis's `repetition_penalty`.
       repeat_last_n: 0 turns `repeat_penalty` off; other values have no effect: the penalty counts all tokens.
+      thinking_token_budget: vLLM's: how many tokens the model may think; -1 is no limit.
     """
 
     not_applied: ClassVar[Mapping[str, NotApplied]] = {"repeat_last_n": NotApplied(neutral=(0,))}
@@ -49,6 +50,7 @@ class OllamaOptions(LenientModel):
     repeat_last_n: Integer | None = None
     presence_penalty: float | None = bounded(NUMBER_BOUNDS["presence_penalty"])
     frequency_penalty: float | None = bounded(NUMBER_BOUNDS["frequency_penalty"])
+    thinking_token_budget: Annotated[Integer, Field(ge=-1, le=MAX_INT32)] | None = None
 
 
 class OllamaRequest(LenientModel):

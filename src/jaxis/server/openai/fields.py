@@ -59,6 +59,7 @@ class SamplingFields(LenientModel):
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = bounded(INTEGER_BOUNDS["prompt_logprobs"])
     logprobs_mode: LogprobsMode | None = None
+    thinking_token_budget: int | None = bounded(INTEGER_BOUNDS["thinking_token_budget"], high=MAX_INT32)
 
 
 class EngineRequest(SamplingFields):

@@ -21,9 +21,7 @@ _NOT_SUPPORTED = "it is not supported here: leave it out"
 _NO_ADAPTERS = "adapters are not supported here: leave it out"
 _THINKING = "send reasoning_effort, or the template's own variable in chat_template_kwargs"
 _MAX_TOKENS = "send max_tokens"
-NO_THINKING_BUDGET = NotApplied(
-    (-1,), "reasoning is not cut short here: leave it out, and send max_tokens for all that is generated"
-)
+OTHER_THINKING_BUDGET = NotApplied((-1,), "send thinking_token_budget")
 # vLLM's, llama.cpp's, SGLang's and others'.
 OTHER_SERVERS_FIELDS: dict[str, NotApplied] = {
     # Sampling.
@@ -61,11 +59,10 @@ OTHER_SERVERS_FIELDS: dict[str, NotApplied] = {
     "thinking": NotApplied((), _THINKING),
     "think": NotApplied((), _THINKING),
     "reasoning": NotApplied(({},), _THINKING),
-    "thinking_token_budget": NO_THINKING_BUDGET,
-    "thinking_budget_tokens": NO_THINKING_BUDGET,
-    "thinking_budget": NO_THINKING_BUDGET,
-    "reasoning_budget_tokens": NO_THINKING_BUDGET,
-    "reasoning_budget": NO_THINKING_BUDGET,
+    "thinking_budget_tokens": OTHER_THINKING_BUDGET,
+    "thinking_budget": OTHER_THINKING_BUDGET,
+    "reasoning_budget_tokens": OTHER_THINKING_BUDGET,
+    "reasoning_budget": OTHER_THINKING_BUDGET,
     # The answer's grammar.
     "regex": NotApplied((), "send structured_outputs.regex"),
     "ebnf": NotApplied((), "send structured_outputs.grammar"),

@@ -20,9 +20,9 @@ from jaxis.server.openai.fields import (
 )
 from jaxis.server.openai.not_applied import (
     ACCOUNT_FIELDS,
-    NO_THINKING_BUDGET,
     NOT_FOR_RESPONSES,
     OTHER_SERVERS_FIELDS,
+    OTHER_THINKING_BUDGET,
 )
 from jaxis.server.openai.response_items import InputItem, OutputItem
 from jaxis.server.openai.response_tools import AnyTool, NamedTool
@@ -52,7 +52,7 @@ class ReasoningOptions(LenientModel):
     not_applied: ClassVar[dict[str, NotApplied]] = {
         "summary": NotApplied(neutral=("none",)),
         "generate_summary": NotApplied(neutral=("none",)),
-        "max_tokens": NO_THINKING_BUDGET,
+        "max_tokens": OTHER_THINKING_BUDGET,
     }
 
     effort: Annotated[str, Field(min_length=1, max_length=64)] | None = None

@@ -32,6 +32,7 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 _SAMPLING = {
     **{name: name for name in ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty")},
     **{name: name for name in ("repetition_penalty", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens")},
+    "thinking_token_budget": "thinking_token_budget",
     **{"n": "n", "top_k": "top_k", "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"},
     **{"sampling_seed": "seed", "no_stop_trim": "include_stop_str_in_output"},
 }
@@ -46,6 +47,7 @@ class SGLangSamplingParams(StrictModel):
       max_new_tokens: None is 128, as in SGLang.
       sampling_seed: jaxis's `seed`.
       no_stop_trim: jaxis's `include_stop_str_in_output`.
+      thinking_token_budget: vLLM's.
       json_schema, regex, ebnf: What the text must match, from its first token; at most one.
     """
 
@@ -68,6 +70,7 @@ class SGLangSamplingParams(StrictModel):
     no_stop_trim: bool | None = None
     n: int | None = bounded(INTEGER_BOUNDS["n"])
     sampling_seed: int | None = bounded(INTEGER_BOUNDS["seed"])
+    thinking_token_budget: int | None = bounded(INTEGER_BOUNDS["thinking_token_budget"], high=MAX_INT32)
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None

@@ -1,0 +1,50 @@
+"""What the engine asks of whatever constrains a completion's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import numpy as np
+
+
+class Matcher(Protocol):
+    """Where one completion stands in what it must match."""
+
+    @property
+    def param(self) -> str:
+        """The request's parameter at fault if no token can come next."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """Why it cannot be followed any further; None while it can."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the completion has ended, or nothing can follow."""
+        ...
+
+    def fork(self) -> Matcher:
+        """Another matcher that stands where this one does."""
+        ...
+
+    def follow(self, output_token_ids: Sequence[int]) -> None:
+        """Takes in the tokens generated since the last call."""
+
+    def token_mask(self) -> np.ndarray:
+        """Which tokens may come next: int32 [ceil(V / 32)], bit i % 32 of word i / 32 for token i."""
+        ...
+
+
+class Grammar(Protocol):
+    """What the completions of a request must match."""
+
+    def new_matcher(self, stop_token_ids: Collection[int] = ()) -> Matcher:
+        """Follows one completion from its start.
+
+        Args:
+          stop_token_ids: The request's.
+        """
+        ...

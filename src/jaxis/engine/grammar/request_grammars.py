@@ -1,0 +1,49 @@
+"""The grammar of a request that brings none: all that constrains its tokens, made from its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from jaxis.engine.grammar.compiler import GrammarCompiler
+from jaxis.engine.grammar.matcher import Grammar
+from jaxis.engine.grammar.thinking_budget import with_thinking_budget
+from jaxis.parsing.model_parsers import ModelParsers
+from jaxis.sampling_params import SamplingParams
+
+
+class RequestGrammars:
+    """Makes the grammars of an engine's requests.
+
+    Args:
+      compiler: The engine's.
+      model_type: From the model's configuration.
+    """
+
+    def __init__(self, compiler: GrammarCompiler, model_type: str | None) -> None:
+        self._compiler = compiler
+        self._model_type = model_type
+
+    def make(self, params: SamplingParams, prompt: str | None, prompt_token_ids: Sequence[int]) -> Grammar | None:
+        """The grammar of a request; None if all tokens are allowed everywhere. This may take seconds.
+
+        Args:
+          params: The request's.
+          prompt: The prompt's text, if it is known.
+          prompt_token_ids: The prompt.
+
+        Raises:
+          RequestError: A parameter cannot be honoured.
+        """
+        grammar: Grammar | None = None
+        if params.structured_outputs is not None:
+            grammar = self._compiler.compile(params.structured_outputs)
+        if params.thinking_token_budget is None:
+            return grammar
+        return with_thinking_budget(
+            grammar, params.thinking_token_budget, self._parsers.reasoning, prompt, prompt_token_ids, self._compiler
+        )
+
+    @cached_property
+    def _parsers(self) -> ModelParsers:
+        return ModelParsers.select(self._compiler.tokenizer, self._model_type)

@@ -1,0 +1,294 @@
+"""Thinking budgets: after so many tokens of reasoning, the model's own words end it.
+
+A budget is a matcher like that of a grammar: all that it does is in the masks of tokens that may come next. So it is
+batched, follows drafts, and combines with a grammar, whose masks it restricts further.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxis.engine.grammar.token_mask import pack_token_ids
+from jaxis.errors import RequestError
+from jaxis.parsing.reasoning_parsers.base import ReasoningMarks, ReasoningParser
+from jaxis.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jaxis.engine.grammar.compiler import GrammarCompiler
+    from jaxis.engine.grammar.matcher import Grammar, Matcher
+
+_NUM_LAST_TOKENS = 64  # of a prompt: more than any mark of reasoning has
+
+
+class MarkTracker:
+    """Follows one completion's reasoning, token by token, by the marks in its text.
+
+    Attributes:
+      in_reasoning: The newest token is part of the reasoning, which has not ended.
+      num_tokens: Its tokens so far, with those of its marks.
+      num_thought: Its tokens so far without those that open it.
+      opening: The index of the marks' opening that the newest reasoning began with; 0 if the prompt opened it.
+    """
+
+    def __init__(self, marks: ReasoningMarks, tokenizer: Tokenizer) -> None:
+        self.in_reasoning = marks.opened
+        self.num_tokens = 0
+        self.num_thought = 0
+        self.opening = 0
+        self._token_bytes = tokenizer.token_bytes
+        self._repeats = marks.repeats
+        self._openings = [opening.encode() for opening in marks.openings]
+        self._closings = [closing.encode() for closing in marks.closings]
+        self._num_kept = max(map(len, (*self._openings, *self._closings))) - 1
+        self._num_followed = 0
+        self._text = b""  # as much of the newest text as a mark may begin in
+        self._sizes: tuple[int, ...] = ()  # of the newest tokens, in bytes: as many as a mark may have
+        self._is_over = False
+
+    @property
+    def text(self) -> bytes:
+        """The end of the text."""
+        return self._text
+
+    def follow(self, output_token_ids: Sequence[int]) -> None:
+        """Takes in the tokens generated since the last call."""
+        for token_id in output_token_ids[self._num_followed :]:
+            self._num_followed += 1
+            if not self._is_over:
+                self._take(self._token_bytes(token_id))
+
+    def _take(self, text: bytes) -> None:
+        self._text += text
+        self._sizes = (*self._sizes[-self._num_kept :], len(text))
+        if self.in_reasoning:
+            self.num_tokens += 1
+            self.num_thought += 1
+            self._close()
+        else:
+            self._open()
+
+    def _close(self) -> None:
+        found = [at for mark in self._closings if (at := self._text.find(mark)) >= 0]
+        if found:
+            self.in_reasoning = False
+            self._is_over = not self._repeats
+            self._text = self._text[min(found) :]  # it may be the beginning of what opens the reasoning again
+        else:
+            self._text = self._text[-self._num_kept :]
+
+    def _open(self) -> None:
+        if not self._repeats:
+            self._text = self._text.lstrip()
+        for index, mark in enumerate(self._openings):
+            at = self._text.find(mark) if self._repeats else (0 if self._text.startswith(mark) else -1)
+            if at >= 0:
+                self.in_reasoning, self.opening = True, index
+                self.num_tokens += self._num_covering(len(self._text) - at)
+                self._text = self._text[at + len(mark) :]
+                self._close()
+                return
+        if self._repeats:
+            self._text = self._text[-self._num_kept :]
+        elif not any(mark.startswith(self._text) for mark in self._openings):
+            self._is_over = True
+
+    def _num_covering(self, num_bytes: int) -> int:
+        """How many of the newest tokens hold the newest bytes."""
+        count = 0
+        while num_bytes > 0 and count < len(self._sizes):
+            count += 1
+            num_bytes -= self._sizes[-count]
+        return count
+
+
+class ThinkingBudget:
+    """A budget for one request's completions, and the grammar that they follow besides.
+
+    Args:
+      marks: How their reasoning is marked.
+      num_tokens: How many tokens may follow what opens it.
+      tokenizer: The model's.
+      vocab_size: V.
+      grammar: None if they follow none.
+
+    Raises:
+      RequestError: The model's tokens do not spell the end of its reasoning.
+    """
+
+    def __init__(
+        self,
+        marks: ReasoningMarks,
+        num_tokens: int,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        grammar: Grammar | None = None,
+    ) -> None:
+        self.marks = marks
+        self.num_tokens = num_tokens
+        self.grammar = grammar
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._ends = [_end_token_ids(end, marks, tokenizer, vocab_size) for end in marks.ends]
+
+    def new_matcher(self, stop_token_ids: Collection[int] = ()) -> BudgetMatcher:
+        """Follows one completion from its start; see `CompiledGrammar.new_matcher`."""
+        refused = None
+        if self.marks.refused is not None:
+            token_ids = _tokens_toward(self.marks.refused[1], self._tokenizer)
+            refused = ~pack_token_ids(token_ids, self._vocab_size)
+        return BudgetMatcher(
+            None if self.grammar is None else self.grammar.new_matcher(stop_token_ids),
+            MarkTracker(self.marks, self._tokenizer),
+            self.marks,
+            self.num_tokens,
+            self._ends,
+            pack_token_ids(range(self._vocab_size), self._vocab_size),
+            refused,
+        )
+
+
+class BudgetMatcher:
+    """Where one completion stands in its budget, and in its grammar. A `Matcher`.
+
+    A grammar that does not allow what the budget demands goes first.
+    """
+
+    def __init__(
+        self,
+        matcher: Matcher | None,
+        tracker: MarkTracker,
+        marks: ReasoningMarks,
+        num_tokens: int,
+        ends: Sequence[Sequence[int]],
+        all_tokens: np.ndarray,
+        refused_mask: np.ndarray | None,
+    ) -> None:
+        """Made by `ThinkingBudget`."""
+        self._matcher, self._tracker = matcher, tracker
+        self._num_tokens = num_tokens
+        self._ends = ends
+        self._before_refused = b"" if marks.refused is None else marks.refused[0].encode()
+        self._all_tokens, self._refused_mask = all_tokens, refused_mask
+        self._newest: tuple[int, ...] = ()  # tokens, as many as one less than the longest end
+
+    @property
+    def param(self) -> str:
+        """The request's parameter at fault if no token can come next."""
+        return "thinking_token_budget" if self._matcher is None else self._matcher.param
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar cannot be followed any further; None while it can."""
+        return None if self._matcher is None else self._matcher.error
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the grammar is at its end, and nothing can follow."""
+        return self._matcher is not None and self._matcher.is_complete
+
+    def fork(self) -> BudgetMatcher:
+        """Another matcher that stands where this one does."""
+        fork = copy.copy(self)
+        fork._tracker = copy.copy(self._tracker)
+        fork._matcher = None if self._matcher is None else self._matcher.fork()
+        return fork
+
+    def follow(self, output_token_ids: Sequence[int]) -> None:
+        """Takes in the tokens generated since the last call."""
+        if self._matcher is not None:
+            self._matcher.follow(output_token_ids)
+        self._tracker.follow(output_token_ids)
+        self._newest = tuple(output_token_ids[-max(map(len, self._ends)) :])
+
+    def token_mask(self) -> np.ndarray:
+        """Which tokens may come next, int32 [ceil(V / 32)] as `Matcher.token_mask`."""
+        mask = self._all_tokens if self._matcher is None else self._matcher.token_mask()
+        allowed = self._allowed()
+        if allowed is None:
+            return mask
+        both = mask & allowed
+        return both if both.any() else mask
+
+    def _allowed(self) -> np.ndarray | None:
+        """What the budget allows next; None allows all."""
+        tracker = self._tracker
+        if tracker.num_thought < self._num_tokens:
+            return None
+        if tracker.in_reasoning:
+            return pack_token_ids([self._next_of_end()], 32 * len(self._all_tokens))
+        if self._refused_mask is not None and tracker.text.endswith(self._before_refused):
+            return self._refused_mask
+        return None
+
+    def _next_of_end(self) -> int:
+        """The token that comes next in the end of the reasoning, of which the newest tokens may be the beginning."""
+        end = self._ends[self._tracker.opening]
+        longest = min(len(end) - 1, self._tracker.num_thought)
+        for length in range(longest, 0, -1):
+            if self._newest[-length:] == tuple(end[:length]):
+                return end[length]
+        return end[0]
+
+
+def with_thinking_budget(
+    grammar: Grammar | None,
+    num_tokens: int,
+    parser: type[ReasoningParser] | None,
+    prompt: str | None,
+    prompt_token_ids: Sequence[int],
+    compiler: GrammarCompiler,
+) -> Grammar | None:
+    """A request's grammar with its thinking budget.
+
+    Args:
+      grammar: The grammar; None if there is none.
+      num_tokens: The budget.
+      parser: Of the model's reasoning.
+      prompt: As rendered; a template may have opened the reasoning, or closed it. None reads it from its tokens.
+      prompt_token_ids: The prompt.
+      compiler: The model's, which knows its tokens.
+
+    Raises:
+      RequestError: Nothing is known of the model's reasoning.
+    """
+    if parser is None or compiler.tokenizer is None:
+        raise RequestError(
+            f"={num_tokens} cannot be honoured: it is not known how the model marks its thinking: leave it out",
+            param="thinking_token_budget",
+        )
+    if prompt is None:
+        newest = list(prompt_token_ids[-_NUM_LAST_TOKENS:])
+        prompt = compiler.tokenizer.decode(newest, skip_special_tokens=False)
+    marks = parser.marks(prompt)
+    if marks is None:
+        return grammar
+    return ThinkingBudget(marks, num_tokens, compiler.tokenizer, compiler.vocab_size, grammar)
+
+
+def _end_token_ids(end: str, marks: ReasoningMarks, tokenizer: Tokenizer, vocab_size: int) -> list[int]:
+    token_id = tokenizer.token_to_id(end)
+    token_ids = tokenizer.encode(end, add_special_tokens=False) if token_id is None else [token_id]
+    text = b"".join(map(tokenizer.token_bytes, token_ids))
+    if max(token_ids, default=vocab_size) >= vocab_size or not any(mark.encode() in text for mark in marks.closings):
+        raise RequestError(
+            f"cannot be honoured: the model has no tokens for {end!r}, which ends its reasoning: leave it out",
+            param="thinking_token_budget",
+        )
+    return token_ids
+
+
+@functools.lru_cache(maxsize=4)
+def _tokens_toward(word: str, tokenizer: Tokenizer) -> frozenset[int]:
+    """The tokens with which text may begin that, without white space at its start, begins with a word."""
+    found = set()
+    for token_id in range(tokenizer.vocab_size):
+        text = tokenizer.token_text(token_id)
+        start = text.lstrip()
+        if text and (word.startswith(start) or start.startswith(word)):
+            found.add(token_id)
+    return frozenset(found)
