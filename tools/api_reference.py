@@ -24,7 +24,7 @@ PAGE = ROOT / "docs" / "api.md"
 # Headings of the page, and the public names under each, by the path from which users import them.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Generating text": ("jaxis.LLM", "jaxis.engine.arguments.EngineArgs"),
-    "Request parameters": ("jaxis.SamplingParams", "jaxis.StructuredOutputs"),
+    "Request parameters": ("jaxis.SamplingParams", "jaxis.StructuredOutputs", "jaxis.LoRARequest"),
     "Outputs": (
         "jaxis.RequestOutput",
         "jaxis.CompletionOutput",
