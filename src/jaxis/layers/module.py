@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ def named_children(module: nnx.Module) -> Iterator[tuple[str, nnx.Module | nnx.P
 def named_parameters(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, nnx.Param]]:
     """`JaxModule.named_parameters` for any nnx.Module."""
     for name, child in _walk(module, prefix):
-        if _kind(type(child)) is _Kind.PARAMETER:
+        if _is_parameter(child):
             yield name, child
 
 
@@ -78,7 +78,7 @@ def named_modules(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, n
     """`JaxModule.named_modules` for any nnx.Module."""
     yield prefix, module
     for name, child in _walk(module, prefix):
-        if _kind(type(child)) is _Kind.MODULE:
+        if _is_module(child):
             yield name, child
 
 
@@ -184,7 +184,7 @@ def _walk(module: nnx.Module, prefix: str) -> Iterator[tuple[str, nnx.Module | n
     for name, child in named_children(module):
         full_name = f"{prefix}.{name}" if prefix else name
         yield full_name, child
-        if _kind(type(child)) is _Kind.MODULE:
+        if _is_module(child):
             yield from _walk(child, full_name)
 
 
@@ -208,6 +208,14 @@ def _kind(cls: type) -> _Kind:
         nnx.Param: _Kind.PARAMETER,
     }
     return next((kind for classes, kind in kinds.items() if issubclass(cls, classes)), _Kind.OTHER)
+
+
+def _is_module(value: object) -> TypeGuard[nnx.Module]:
+    return _kind(type(value)) is _Kind.MODULE
+
+
+def _is_parameter(value: object) -> TypeGuard[nnx.Param]:
+    return _kind(type(value)) is _Kind.PARAMETER
 
 
 def _flatten(name: str, value: Any) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
