@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import datetime
 import json
@@ -165,6 +164,8 @@ def serve(
     extra_body = parse_json_object(target.extra_body, "--extra-body") or {}
     with report_errors(debug=debug):
         check_extra("server", "jaxis bench serve")
+        import asyncio  # here, since every command imports this file
+
         folder = _result_folder(result)
         requests, arrivals = _requests(target, load, prompts)
         from jaxis.bench.serving.report import details, format_report, summarize

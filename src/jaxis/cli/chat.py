@@ -79,7 +79,7 @@ def chat(
     template_kwargs = parse_json_object(chat_template_kwargs, "--chat-template-kwargs")
     with report_errors(debug=debug):
         check_terminal("jaxis chat")
-        with open_llm(model, arguments, needs_chat_template=True) as llm:
+        with open_llm(model, arguments, chats=True, needs_chat_template=True) as llm:
             params = dataclasses.replace(llm.get_default_sampling_params(), **overrides)
             session = ChatSession(llm, params, system=system, template_kwargs=template_kwargs, show_stats=stats)
             converse(session, f"{model or 'Embedded model'}, context {llm.max_model_len} tokens")

@@ -134,7 +134,7 @@ def generate(
             raise RequestError("the prompt is empty")
         request: str | list[int] = _parse_token_ids(text) if token_ids else text
         adapter = _adapter_by_request(arguments)
-        with open_llm(model, arguments) as llm:
+        with open_llm(model, arguments, chats=not raw and not token_ids) as llm:
             params = with_drawn_seed(dataclasses.replace(llm.get_default_sampling_params(), **overrides))
             if isinstance(request, str):
                 request = _prompt_for(llm, model, request, system, raw, template_kwargs)

@@ -203,9 +203,22 @@ def with_drawn_seed(params: SamplingParams) -> SamplingParams:
     return dataclasses.replace(params, seed=secrets.randbits(32))
 
 
-def open_llm(model: str | None, arguments: dict[str, Any], *, needs_chat_template: bool = False) -> LLM:
-    """Loads a model; None is the embedded one. JAX is imported only here."""
+def open_llm(
+    model: str | None, arguments: dict[str, Any], *, chats: bool = False, needs_chat_template: bool = False
+) -> LLM:
+    """Loads a model; None is the embedded one. JAX is imported only here.
+
+    Args:
+      model: Folder, file or Hub id.
+      arguments: Of `LLM`.
+      chats: A chat template will be rendered, if there is one: the process that does it starts meanwhile.
+      needs_chat_template: It is an error if there is none.
+    """
     with exit_on_interrupt():
+        if chats:
+            from jaxis.tokenizer.template_process import PROCESSES
+
+            PROCESSES.start()
         from jaxis import LLM
 
         return LLM(model, needs_chat_template=needs_chat_template, **arguments)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 from jax.core import Tracer
-from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType
 
 AMPERE = 8  # the major number of its compute capability
@@ -53,4 +52,6 @@ def in_hbm(operand: jax.Array) -> jax.Array:
     # Interpreters do not know memories, and the constraint exists in traced programs only.
     if target_platform() != "tpu" or not isinstance(operand, Tracer):
         return operand
+    from jax.experimental.pallas import tpu as pltpu  # here, since it takes a tenth of a second to import
+
     return pltpu.with_memory_space_constraint(operand, pltpu.HBM)

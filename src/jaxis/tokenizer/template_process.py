@@ -74,6 +74,13 @@ class TemplateProcesses:
         self._idle: list[_Process] = []
         self._pid = os.getpid()
 
+    def start(self) -> None:
+        """Starts a process for the first template, and does not wait for it: it is ready a tenth of a second later."""
+        with self._lock:
+            waiting = bool(self._idle)
+        if not waiting:
+            self._give_back(_Process())
+
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
         """Renders a template.
 
