@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import psutil
 import pytest
 
 from jaxis import LLM, SamplingParams
@@ -155,3 +156,54 @@ def test_requests_that_cannot_have_their_adapter_say_why(base, llm, adapters, tm
             llm.generate([PROMPTS[0]], GREEDY, lora_request=LoRARequest("a", 1, path))
     with LLM(str(base), max_model_len=64) as plain, pytest.raises(RequestError, match=r"needs LLM\(.*enable_lora=True"):
         plain.generate([PROMPTS[0]], GREEDY, lora_request=adapters[0])
+
+
+def test_preemption_changes_no_answer_of_an_adapter(base, llm, adapters):
+    chosen = [None, *adapters[:7]]
+    params = [
+        SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3),
+        SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3, prompt_logprobs=1),
+    ] * 4
+    prompts = [PROMPTS[i % 2] for i in range(8)]
+    expected = llm.generate(prompts, params, lora_request=chosen)
+    per_block = sum(llm.engine.runner.kv_bytes_per_block.values())
+    with LLM(
+        str(base), enable_lora=True, max_loras=3, max_model_len=64, max_num_seqs=8, kv_cache_memory=10 * per_block
+    ) as small:
+        outputs = small.generate(prompts, params, lora_request=chosen)
+        assert small.engine.num_preemptions > 0
+    assert list(map(_bits, outputs)) == list(map(_bits, expected))
+
+
+def test_guesses_at_next_tokens_change_no_answer_of_an_adapter(base, llm, adapters):
+    repeated = [[5, 6, 7, 8] * 6, [9, 4] * 10]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
+    outputs = llm.generate(repeated, params, lora_request=adapters[:2])
+    with LLM(
+        str(base),
+        enable_lora=True,
+        max_loras=2,
+        max_model_len=128,
+        max_num_seqs=32,
+        kv_cache_memory="64MiB",
+        speculative_config={"num_speculative_tokens": 0},
+    ) as plain:
+        expected = plain.generate(repeated, params, lora_request=adapters[:2])
+        assert plain.engine.speculation.counts is None
+    assert list(map(_bits, outputs)) == list(map(_bits, expected))
+
+
+@pytest.mark.slow
+def test_a_thousand_loads_and_unloads_leave_nothing(llm, adapters):
+    variants = llm._built.variants
+    before = {name: len(getattr(variants, name)) for name in ("_known", "_kept", "_removed", "_unfinished")}
+    sizes = []
+    for i in range(1000):
+        digest = variants.add(variants.read(adapters[i % 16].lora_path), keep=True)
+        if i % 50 == 0:
+            llm.generate([PROMPTS[0]], GREEDY, lora_request=adapters[i % 16], progress=False)
+        variants.remove(digest)
+        if i % 100 == 99:
+            sizes.append(psutil.Process().memory_info().rss)
+    assert all(len(getattr(variants, name)) <= size for name, size in before.items())
+    assert sizes[-1] - sizes[2] < 16 << 20, sizes

@@ -32,6 +32,19 @@ def save_adapter(base: Path, folder: Path, *, seed: int = 0, scale: float = 0.3,
     """
     config = {"target_modules": ALL_LINEAR, "r": 4, "lora_alpha": 8, **config}
     adapted = peft.get_peft_model(base_model(base), peft.LoraConfig(**config))
+    randomize(adapted, seed=seed, scale=scale)
+    adapted.save_pretrained(folder)
+    return folder
+
+
+def randomize(adapted: Any, *, seed: int = 0, scale: float = 0.3) -> None:
+    """Gives what an adapter has of PEFT's model random weights.
+
+    Args:
+      adapted: The model.
+      seed: Of the weights.
+      scale: Their standard deviation.
+    """
     rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
@@ -39,8 +52,6 @@ def save_adapter(base: Path, folder: Path, *, seed: int = 0, scale: float = 0.3,
                 noise = scale * torch.randn(parameter.shape, generator=rng)
                 is_whole = "lora_" not in name or "magnitude" in name
                 parameter.copy_(parameter + 0.1 * noise if is_whole else noise)
-    adapted.save_pretrained(folder)
-    return folder
 
 
 def reference_logits(base: Path, adapter: Path, token_ids: list[int]) -> np.ndarray:
