@@ -12,6 +12,7 @@ from jaxis.cli.bench import app as bench
 from jaxis.cli.bringup import analyze, new_model, report, verify
 from jaxis.cli.chat import chat
 from jaxis.cli.convert import convert
+from jaxis.cli.embed import embed
 from jaxis.cli.env import doctor, env
 from jaxis.cli.generate import generate
 from jaxis.cli.infer import infer
@@ -40,6 +41,7 @@ app.command("list")(list_models)
 app.command()(rm)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(infer)  # it takes fields
 app.command()(run_batch)
+app.command()(embed)
 app.command()(quantize)
 app.command()(analyze)
 app.command()(plan)
@@ -79,6 +81,7 @@ def jaxis(
       jaxis pull Qwen/Qwen3-0.6B
       jaxis infer -c config.yaml
       jaxis run-batch -i batch.jsonl -o results.jsonl -m ./Qwen3-0.6B
+      jaxis embed ./all-MiniLM-L6-v2 texts.jsonl -o vectors.npy
       jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int8
       jaxis convert ./Qwen3-0.6B ./Qwen3-0.6B-orbax --to orbax
       jaxis verify ./Qwen3-0.6B

@@ -14,7 +14,7 @@ import os
 import time
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -22,6 +22,8 @@ from jaxis.errors import ConfigError, EngineError
 
 Status = Literal["completed", "failed", "retry"]
 SYNC_INTERVAL_SECONDS = 1.0
+# From the lines of the output, each with its newline, to its bytes.
+Formatted = Callable[[Iterator[bytes]], Iterator[bytes]]
 
 
 class RowResult(NamedTuple):
@@ -52,6 +54,18 @@ def run_key(*parts: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def scratch_path(output_path: Path, key: str) -> Path:
+    """Where a run's finished rows are."""
+    return output_path.with_name(f"{output_path.name}.{key}.scratch")
+
+
+def scratch_files(output_path: Path) -> list[Path]:
+    """The scratch files of all runs towards an output."""
+    folder, start = output_path.parent, f"{output_path.name}."
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path for path in found if path.name.startswith(start) and path.name.endswith(".scratch"))
+
+
 class Journal:
     """The finished rows of a run towards one output file.
 
@@ -64,14 +78,15 @@ class Journal:
       output_path: The output.
       key: See `run_key`.
       num_rows: Rows of the input.
+      formatted: Makes the bytes of the output of its lines; None leaves them as they are.
 
     Raises:
       ConfigError: The scratch file cannot be written, or another process is working on the same run.
     """
 
-    def __init__(self, output_path: Path, key: str, num_rows: int) -> None:
-        self._output_path = output_path
-        self.path = output_path.with_name(f"{output_path.name}.{key}.scratch")
+    def __init__(self, output_path: Path, key: str, num_rows: int, formatted: Formatted | None = None) -> None:
+        self._output_path, self._formatted = output_path, formatted or iter
+        self.path = scratch_path(output_path, key)
         if output_path.exists() and not output_path.is_file():
             raise ConfigError(f"output_path={output_path} is not a regular file: give another name")
         self._offsets = array("q", [-1]) * num_rows
@@ -116,12 +131,7 @@ class Journal:
 
     def other_runs(self) -> list[Path]:
         """Scratch files of runs towards the same output with other settings or data."""
-        name = self._output_path.name
-        return sorted(
-            path
-            for path in self.path.parent.iterdir()
-            if path != self.path and path.name.startswith(f"{name}.") and path.name.endswith(".scratch")
-        )
+        return [path for path in scratch_files(self._output_path) if path != self.path]
 
     def finish(self) -> None:
         """Writes the output, once every row has a result, in the order of the input, and removes the scratch file.
@@ -134,7 +144,7 @@ class Journal:
         temporary = self._output_path.with_name(f"{self.path.name}.tmp")
         try:
             with temporary.open("wb") as output:
-                output.writelines(self.lines_from(0))
+                output.writelines(self._formatted(self.lines_from(0)))
                 output.flush()
                 os.fsync(output.fileno())
             os.replace(temporary, self._output_path)

@@ -21,7 +21,7 @@ from jaxis.errors import ConfigError, EngineError
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.batch import RowFailure, run_rows
-from jaxis.inference.journal import Journal, RowResult
+from jaxis.inference.journal import Formatted, Journal, RowResult
 from jaxis.inference.source import Row, RowSource
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
@@ -236,20 +236,24 @@ def with_row_seed(params: SamplingParams, key: str, row: Row) -> SamplingParams:
     return replace(params, seed=seed)
 
 
+_FILES_READ = (".json", ".jinja", ".safetensors", ".txt", ".model", ".gguf")
+
+
 def model_identity(folder: Path, arguments: Mapping[str, Any]) -> list[Any]:
     """What a model's answers depend on: jaxis, the checkpoint's files, and the arguments that do not just set speed.
 
     Weights are identified by size and modification time, not read.
 
     Args:
-      folder: The checkpoint's.
+      folder: The checkpoint's folder or file.
       arguments: Those of `LLM`.
     """
     files = []
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".json", ".jinja", ".safetensors", ".txt", ".model") and path.is_file():
+    # Those in folders of their own too: sentence-transformers has its last layers there.
+    for path in sorted((*folder.glob("*"), *folder.glob("*/*"))) if folder.is_dir() else [folder]:
+        if path.suffix in _FILES_READ and path.is_file():
             status = path.stat()
-            files.append((path.name, status.st_size, status.st_mtime_ns))
+            files.append((path.relative_to(folder).as_posix(), status.st_size, status.st_mtime_ns))
     infos = argument_infos()
     effective = {
         name: content_of(value) for name, value in arguments.items() if value is not None and not infos[name].speed_only
@@ -270,12 +274,13 @@ def run_to_output(
     *,
     display: ProgressDisplay,
     progress_path: Path | None,
+    formatted: Formatted | None = None,
 ) -> RunSummary:
     """Runs a source into a file, resuming where an earlier process stopped (see `Journal`), or into a stream."""
     if not isinstance(output, Path):
         with closing(StreamSink(output, source.num_rows)) as sink:
             return run(answers, source, sink, display=display, progress_path=progress_path)
-    journal = Journal(output, key, source.num_rows)
+    journal = Journal(output, key, source.num_rows, formatted)
     try:
         if others := journal.other_runs():
             display.note(f"jaxis: {others[0]} holds rows of other settings or data, which this run does not use")

@@ -31,12 +31,14 @@ class Row:
       value: Its content; {} if it is not a JSON object.
       id: Its own, or one made from its number and content.
       error: Why it cannot be used; None if it can.
+      line: The number of its line, from 1; 0 if it is from memory.
     """
 
     index: int
     value: Mapping[str, Any]
     id: str
     error: RequestError | None = None
+    line: int = 0
 
 
 class RowSource(Protocol):
@@ -60,23 +62,31 @@ class JSONLSource:
 
     Args:
       path: The file.
-      id_key: The key that names a row: "conversation_id" or "custom_id".
+      id_key: The key that names a row: "conversation_id" or "custom_id"; None: rows need no names.
       output: Where the answers will go.
+      string_key: What a line that is a JSON string is the value of; None: such a line is no row.
 
     Raises:
       ConfigError: The file cannot be read, is the output too, or two rows have the same id.
     """
 
-    def __init__(self, path: Path, id_key: str, *, output: Path | BinaryIO | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        id_key: str | None,
+        *,
+        output: Path | BinaryIO | None = None,
+        string_key: str | None = None,
+    ) -> None:
         self.path = path
-        self._id_key = id_key
+        self._id_key, self._string_key = id_key, string_key
         digest = hashlib.sha256()
         hashes = array("Q")
         self.num_rows = 0
         for _, line in self._lines():
             digest.update(line.strip() + b"\n")
             self.num_rows += 1
-            if (row_id := _parse(line)[0].get(id_key)) is not None:
+            if id_key is not None and (row_id := _parse(line)[0].get(id_key)) is not None:
                 hashes.append(_hash(str(row_id)))
         if isinstance(output, Path) and output.exists() and output.samefile(path):
             raise ConfigError(f"output_path={output} is the input: give another file")
@@ -84,12 +94,12 @@ class JSONLSource:
         # 8 bytes per row; the ids themselves would take a hundred.
         values, counts = np.unique(np.frombuffer(hashes, np.uint64), return_counts=True)
         if repeated := {int(value) for value in values[counts > 1]}:
-            self._check_repeated(repeated)
+            self._check_repeated(repeated, str(id_key))
 
     def rows(self, wanted: Callable[[int], bool]) -> Iterator[Row]:
         for index, (number, line) in enumerate(self._lines()):
             if wanted(index):
-                row = parse_row(index, line, self._id_key)
+                row = replace(parse_row(index, line, self._id_key, self._string_key), line=number)
                 yield row if row.error is None else replace(row, error=RequestError(f"line {number}: {row.error}"))
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
@@ -102,15 +112,15 @@ class JSONLSource:
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be read: {error.strerror}") from None
 
-    def _check_repeated(self, hashes: set[int]) -> None:
+    def _check_repeated(self, hashes: set[int], id_key: str) -> None:
         seen: dict[str, int] = {}
         for number, line in self._lines():
-            row_id = _parse(line)[0].get(self._id_key)
+            row_id = _parse(line)[0].get(id_key)
             if row_id is None or _hash(str(row_id)) not in hashes:
                 continue
             if (first := seen.setdefault(str(row_id), number)) != number:
                 raise ConfigError(
-                    f"{self.path}: lines {first} and {number} have the same {self._id_key} {row_id!r}: make them differ"
+                    f"{self.path}: lines {first} and {number} have the same {id_key} {row_id!r}: make them differ"
                 )
 
 
@@ -150,19 +160,20 @@ def spooled_stdin() -> Iterator[Path]:
         yield Path(file.name)
 
 
-def parse_row(index: int, line: bytes, id_key: str) -> Row:
+def parse_row(index: int, line: bytes, id_key: str | None, string_key: str | None = None) -> Row:
     """The row in a line of JSON, which may be invalid.
 
     Args:
       index: The row's number.
       line: UTF-8.
-      id_key: The key that names a row.
+      id_key: The key that names a row, if one does.
+      string_key: See `JSONLSource`.
     """
-    value, error = _parse(line)
+    value, error = _parse(line, string_key)
     return Row(index, value, _row_id(value, index, id_key, line), error)
 
 
-def _parse(line: bytes) -> tuple[dict[str, Any], RequestError | None]:
+def _parse(line: bytes, string_key: str | None = None) -> tuple[dict[str, Any], RequestError | None]:
     try:
         value = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except UnicodeDecodeError:
@@ -171,6 +182,8 @@ def _parse(line: bytes) -> tuple[dict[str, Any], RequestError | None]:
         return {}, RequestError(f"the row is not JSON: {error.msg} at column {error.colno}")
     except (ValueError, RecursionError) as error:
         return {}, RequestError(f"the row is not JSON that can be read: {error}")
+    if isinstance(value, str) and string_key is not None:
+        value = {string_key: value}
     if not isinstance(value, dict):
         return {}, RequestError(f"the row is not a JSON object but {type(value).__name__}")
     return value, None
@@ -180,8 +193,8 @@ def _canonical(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, sort_keys=True, default=str).encode()
 
 
-def _row_id(value: Mapping[str, Any], index: int, id_key: str, content: bytes) -> str:
-    row_id = value.get(id_key)
+def _row_id(value: Mapping[str, Any], index: int, id_key: str | None, content: bytes) -> str:
+    row_id = None if id_key is None else value.get(id_key)
     if isinstance(row_id, str):
         return row_id
     name = f"{index}:{hashlib.sha256(content.strip()).hexdigest()}"

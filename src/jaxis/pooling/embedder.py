@@ -74,9 +74,10 @@ class Embedder:
       model: What computes them.
       reader: What reads texts.
       classifier: What logits mean; None: it makes vectors.
+      size: E, the elements of a vector, or the number of labels.
 
     Args:
-      model, reader, classifier: See above.
+      model, reader, classifier, size: See above.
       make_info: Makes `info`.
     """
 
@@ -85,9 +86,11 @@ class Embedder:
         model: PoolingModel,
         reader: InputReader,
         classifier: ClassifierSettings | None,
+        size: int,
         make_info: Callable[[], PoolingInfo],
     ) -> None:
-        self.model, self.reader, self.classifier, self._make_info = model, reader, classifier, make_info
+        self.model, self.reader, self.classifier, self.size = model, reader, classifier, size
+        self._make_info = make_info
 
     @property
     def info(self) -> PoolingInfo:
@@ -107,7 +110,7 @@ class Embedder:
         Raises:
           RequestError: See `InputReader.read`; nothing was computed.
         """
-        return self._compute(self.reader.read(texts, truncate_tokens=truncate_tokens, kind=kind))
+        return self.compute(self.reader.read(texts, truncate_tokens=truncate_tokens, kind=kind))
 
     def embed_pairs(
         self,
@@ -127,7 +130,7 @@ class Embedder:
           RequestError: See `InputReader.read_pairs`; nothing was computed.
         """
         read = self.reader.read_pairs(pairs, truncate_tokens=truncate_tokens, instruction=instruction)
-        return self._compute(read)
+        return self.compute(read)
 
     def score(
         self,
@@ -167,7 +170,8 @@ class Embedder:
         cosines = similarities(*(np.stack([pair[side].vector for pair in chosen]) for side in (0, 1)))
         return [(cosine, a.token_ids + b.token_ids) for cosine, (a, b) in zip(cosines, chosen, strict=True)]
 
-    def _compute(self, inputs: Sequence[PoolingInput]) -> list[Embedding]:
+    def compute(self, inputs: Sequence[PoolingInput]) -> list[Embedding]:
+        """The vectors or logits of inputs that `reader` has read."""
         if not inputs:
             return []
         vectors = self.model.embed([each.token_ids for each in inputs], [each.second_start for each in inputs])
@@ -213,8 +217,9 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
     config = opened.hf_config.get_text_config()
     template = None if classifier is None else classifier.template
     reader = InputReader(tokenizer, settings, max_tokens=max_tokens, vocab_size=config["vocab_size"], template=template)
-    info = functools.partial(_info, args, opened, model, settings, classifier, max_tokens)
-    return Embedder(model, reader, classifier, info)
+    size = config["hidden_size"] if classifier is None else len(classifier.labels)
+    info = functools.partial(_info, args, opened, model, settings, classifier, max_tokens, size)
+    return Embedder(model, reader, classifier, size, info)
 
 
 def load_bytes(path: Path) -> int:
@@ -229,6 +234,7 @@ def _info(
     settings: PoolingSettings,
     classifier: ClassifierSettings | None,
     max_tokens: int,
+    size: int,
 ) -> PoolingInfo:
     from jaxis.pooling.frontend.wire import PoolingInfo  # of the extra `server`
 
@@ -250,7 +256,7 @@ def _info(
         weight_type=weight_type,
         fingerprint=engine_fingerprint(opened.path, args, max_tokens),
         capabilities=("embedding",) if classifier is None else classifier.tasks,
-        size=config["hidden_size"] if classifier is None else len(classifier.labels),
+        size=size,
         settings=settings,
         dimensions=dimensions,
         any_dimensions=any_dimensions,

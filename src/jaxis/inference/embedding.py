@@ -1,0 +1,221 @@
+"""`jaxis embed`: the vectors of a file's texts, as JSONL or as one array."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.opened_model import open_model
+from jaxis.errors import ConfigError, RequestError
+from jaxis.host.progress import ProgressDisplay
+from jaxis.inference.journal import RowResult, run_key, scratch_files, scratch_path
+from jaxis.inference.run import Answered, RunSummary, model_identity, run_to_output
+from jaxis.inference.source import JSONLSource, Row
+from jaxis.pooling.embedder import Embedder, open_embedder
+from jaxis.pooling.inputs import PoolingInput
+from jaxis.pooling.kind import Runner, check_runner, is_made_for_pooling
+from jaxis.prompts import Prompt
+
+TEXT_KEYS = ("text", "input")
+_ANSWER_KEY = "embedding"
+# A kill loses what is computed and not yet kept: so many steps.
+_STEPS_KEPT_TOGETHER = 4
+# What a key consists of, in its order.
+_KEY_PARTS = ("input", "model or its options", "prompt_name or truncate_prompt_tokens")
+
+
+@dataclass(frozen=True)
+class EmbedOptions:
+    """How texts are read.
+
+    Attributes:
+      prompt_name: The kind of text, such as "query", for which the checkpoint has words to put before it; None is the
+        checkpoint's default.
+      truncate_prompt_tokens: How many tokens are left of a longer text; -1 is as many as the model takes; None: it is
+        an error.
+    """
+
+    prompt_name: str | None = None
+    truncate_prompt_tokens: int | None = None
+
+
+def open_texts(path: Path, output: Path | BinaryIO) -> JSONLSource:
+    """A file of texts, each of whose rows has one.
+
+    Args:
+      path: JSONL: strings, or objects with a `text` or `input`.
+      output: Where the vectors will go.
+
+    Raises:
+      ConfigError: The file cannot be read, or is the output too.
+      RequestError: A row is broken; it names file and line.
+    """
+    source = JSONLSource(path, None, output=output, string_key=TEXT_KEYS[0])
+    for row in source.rows(lambda _: True):
+        _text(row, path)
+    return source
+
+
+def embed_file(
+    model: str,
+    arguments: Mapping[str, Any],
+    source: JSONLSource,
+    output: Path | BinaryIO,
+    options: EmbedOptions,
+    *,
+    runner: Runner = "auto",
+    display: ProgressDisplay,
+) -> RunSummary:
+    """Writes the vector of each text, resuming where an earlier process stopped.
+
+    A file whose name ends in .npy gets one array float32 [rows, E]; anything else the rows of the input, with
+    `embedding` in place of the text.
+
+    Args:
+      model: Folder, file or Hub id.
+      arguments: Of `EngineArgs`.
+      source: See `open_texts`.
+      output: A file, which appears whole at the end, or a stream.
+      options: How texts are read.
+      runner: "pooling" makes vectors with a model that was made to generate.
+      display: Where progress is shown.
+
+    Raises:
+      ConfigError: An unfinished run towards the same file had another input, model or options; or see `LLM`.
+      RequestError: An input is empty or too long, or an option cannot be honoured; nothing was computed.
+      CheckpointError, EngineError: See `LLM`.
+    """
+    check_runner(runner)
+    args = EngineArgs(model=model, **arguments)
+    opened = open_model(args)
+    if runner == "generate" or (runner == "auto" and not is_made_for_pooling(opened.path, opened.hf_config)):
+        raise ConfigError(f"{model} was made to generate text: --runner pooling makes vectors with it")
+    parts = (
+        source.digest,
+        model_identity(opened.path, arguments),
+        [options.prompt_name, options.truncate_prompt_tokens],
+    )
+    key = "-".join(run_key("embed", part) for part in parts)
+    if isinstance(output, Path):
+        _refuse_other_runs(output, key)
+    embedder = open_embedder(args, opened, display)
+    try:
+        if embedder.classifier is not None:
+            raise RequestError(f"{model} makes scores and no vectors")
+        read = functools.partial(_read, embedder, options, source.path)
+        for row in source.rows(lambda _: True):
+            read(row)
+        as_array = isinstance(output, Path) and output.suffix == ".npy"
+        return run_to_output(
+            functools.partial(_embed_rows, embedder, read, _packed if as_array else _listed),
+            source,
+            output,
+            key,
+            display=display,
+            progress_path=None,
+            formatted=functools.partial(_npy_file, source.num_rows, embedder.size) if as_array else None,
+        )
+    finally:
+        embedder.close()
+
+
+def _embed_rows(
+    embedder: Embedder,
+    read: Callable[[Row], PoolingInput],
+    answer: Callable[[Row, np.ndarray], dict[str, Any]],
+    rows: Iterator[Row],
+) -> Generator[Answered, None, None]:
+    for group in _groups(((row, read(row)) for row in rows), embedder):
+        found = embedder.compute([text for _, text in group])
+        results = [
+            RowResult(row.index, "completed", answer(row, each.vector))
+            for (row, _), each in zip(group, found, strict=True)
+        ]
+        yield Answered(results, sum(len(each.token_ids) for each in found))
+
+
+def _groups(rows: Iterable[tuple[Row, PoolingInput]], embedder: Embedder) -> Iterator[list[tuple[Row, PoolingInput]]]:
+    """Rows for a few steps at a time, which put together those of about one length."""
+    max_tokens = _STEPS_KEPT_TOGETHER * embedder.model.max_step_tokens
+    max_rows = _STEPS_KEPT_TOGETHER * embedder.model.max_step_texts
+    group: list[tuple[Row, PoolingInput]] = []
+    num_tokens = 0
+    for row, text in rows:
+        if group and (num_tokens + len(text.token_ids) > max_tokens or len(group) == max_rows):
+            yield group
+            group, num_tokens = [], 0
+        group.append((row, text))
+        num_tokens += len(text.token_ids)
+    if group:
+        yield group
+
+
+def _read(embedder: Embedder, options: EmbedOptions, path: Path, row: Row) -> PoolingInput:
+    [read] = embedder.reader.read(
+        [_text(row, path)],
+        truncate_tokens=options.truncate_prompt_tokens,
+        kind=options.prompt_name,
+        name=lambda _: _place(row, path),
+    )
+    return read
+
+
+def _text(row: Row, path: Path) -> Prompt:
+    """A row's text, or its token ids."""
+    where = _place(row, path)
+    if row.error is not None:
+        raise RequestError(f"{path}, {row.error}: correct it")
+    given = [key for key in TEXT_KEYS if key in row.value]
+    if len(given) != 1:
+        raise RequestError(f'{where} needs either "text" or "input": correct it')
+    if _ANSWER_KEY in row.value:
+        raise RequestError(f'{where} already has "{_ANSWER_KEY}", which is the name of the answer: rename it')
+    text = row.value[given[0]]
+    if isinstance(text, str) or (isinstance(text, list) and all(type(token_id) is int for token_id in text)):
+        return text
+    raise RequestError(f'{where} has no string, and no list of token ids, as its "{given[0]}": correct it')
+
+
+def _place(row: Row, path: Path) -> str:
+    return f"{path}, line {row.line},"
+
+
+def _listed(row: Row, vector: np.ndarray) -> dict[str, Any]:
+    kept = {key: value for key, value in row.value.items() if key not in TEXT_KEYS}
+    return {**kept, _ANSWER_KEY: vector.tolist()}
+
+
+def _packed(_row: Row, vector: np.ndarray) -> dict[str, Any]:
+    return {_ANSWER_KEY: base64.b64encode(vector.astype("<f4").tobytes()).decode()}
+
+
+def _npy_file(num_rows: int, size: int, lines: Iterator[bytes]) -> Iterator[bytes]:
+    """The bytes of an array float32 [num_rows, size], a row at a time."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (num_rows, size)})
+    yield header.getvalue()
+    for line in lines:
+        yield base64.b64decode(json.loads(line)[_ANSWER_KEY])
+
+
+def _refuse_other_runs(output: Path, key: str) -> None:
+    """Raises ConfigError if an unfinished run towards the output was another: its rows are neither lost nor taken."""
+    for path in scratch_files(output):
+        if path == scratch_path(output, key):
+            continue
+        theirs = path.name.removeprefix(f"{output.name}.").removesuffix(".scratch").split("-")
+        ours = key.split("-")
+        changed = [name for name, a, b in zip(_KEY_PARTS, theirs, ours, strict=False) if a != b]
+        raise ConfigError(
+            f"{path} holds the finished rows of a run towards {output} with another {', another '.join(changed)}: "
+            "finish that run as it was started, remove the file, or give another output"
+        )
