@@ -15,7 +15,7 @@ from jaxis.parsing.output_parser import OutputParser, parse_output
 from jaxis.parsing.reasoning_parsers import get_reasoning_parser
 from jaxis.parsing.tool_choice import calls_grammar
 from jaxis.parsing.tool_parsers import get_tool_parser
-from jaxis.parsing.tool_parsers.call_grammar import UnwritableCallError
+from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, UnwritableCallError, special_tokens
 from jaxis.parsing.tool_parsers.tools import FunctionTool
 from jaxis.structured_outputs import StructuredOutputs
 from jaxis.tokenizer import Tokenizer
@@ -61,6 +61,12 @@ ENDS = (
     "<|end_of_text|>",
     "<|END_OF_TURN_TOKEN|>",
 )
+# How a call begins in formats whose whole answer has a form: messages with headers, or text that begins with no brace.
+BEGINNINGS = {
+    "openai": "<|channel|>commentary to=functions.{}",
+    "muse_glimmer": " to={}<|message|>",
+    "llama3_json": "{{",
+}
 PIECES = ["the", "ing", '": ', '", "', '"}', "}}", "\n\n", "=[", "</", "<p", "12", "é", "日", "name", "\\n", "> <"]
 
 
@@ -83,22 +89,33 @@ def special_markers(form):
 
 
 def sample(grammar, tokenizer, rng, max_tokens):
-    """A random answer, and whether it ended by itself: in the end, tokens that may end it are preferred."""
-    eos = tokenizer.token_to_id(EOS)
-    matcher = grammar.new_matcher()
+    """A random answer, and whether it ended by itself."""
     token_ids = []
-    while len(token_ids) < max_tokens and not matcher.is_complete:
-        mask = matcher.token_mask()
-        assert mask.any(), (matcher.error, tokenizer.decode(token_ids, skip_special_tokens=False))
-        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    ended = sample_from(grammar.new_matcher(), token_ids, tokenizer, rng, max_tokens)
+    return token_ids, ended
+
+
+def sample_from(matcher, token_ids, tokenizer, rng, max_tokens):
+    """Continues an answer at random, and says whether it ended: in the end, tokens that may end it are preferred."""
+    eos, start = tokenizer.token_to_id(EOS), len(token_ids)
+    matcher.follow(token_ids)
+    while len(token_ids) < start + max_tokens and not matcher.is_complete:
+        allowed = allowed_ids(matcher)
+        assert len(allowed), (matcher.error, tokenizer.decode(token_ids, skip_special_tokens=False))
         closing = [i for i in allowed if tokenizer.token_text(int(i))[:1] in '"}])<>`|[\n']
-        if eos in allowed and (rng.random() < 0.3 or len(token_ids) > 200):
-            return token_ids, True  # the token that ends it belongs to no text
-        pool = closing if closing and rng.random() < 0.25 + len(token_ids) / 400 else allowed
+        if eos in allowed and (rng.random() < 0.3 or len(token_ids) > start + 200):
+            return True  # the token that ends it belongs to no text
+        pool = closing if closing and rng.random() < 0.25 + (len(token_ids) - start) / 400 else allowed
         token_ids.append(int(rng.choice(pool)))
         matcher.follow(token_ids)
-    is_complete = matcher.is_complete
-    return (token_ids[:-1] if token_ids[-1:] == [eos] else token_ids), is_complete
+    if token_ids[-1:] == [eos]:
+        token_ids.pop()
+    return matcher.is_complete
+
+
+def allowed_ids(matcher):
+    """The tokens that may come next."""
+    return np.flatnonzero(np.unpackbits(matcher.token_mask().view(np.uint8), bitorder="little"))
 
 
 def accepts(grammar, tokenizer, text):
@@ -123,12 +140,16 @@ def check(form, tools, rng, tokenizer, compiler, count=1, **options):
         text = tokenizer.decode(token_ids, skip_special_tokens=not parser.needs_special_tokens)
         reasoning = get_reasoning_parser(form.reasoning) if form.reasoning and parser.writes_reasoning else None
         output = parse_output(OutputParser(parser, reasoning, tools=tools), text)
-        schemas = {tool.name: tool.parameters for tool in tools}
-        for call in output.tool_calls:
-            assert call.name in schemas, text
-            if call.status == "complete":
-                jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+        check_calls(output.tool_calls, tools, text)
         yield text, output, ended
+
+
+def check_calls(calls, tools, text):
+    schemas = {tool.name: tool.parameters for tool in tools}
+    for call in calls:
+        assert call.name in schemas, text
+        if call.status == "complete":
+            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
 
 
 def compiler_of(form):
@@ -217,3 +238,46 @@ def test_what_a_format_cannot_write_is_said(key):
     with pytest.raises(UnwritableCallError, match=key):
         calls_grammar(get_tool_parser("qwen3_coder"), [tool], tokenizer_of([]), must_call=True)
     calls_grammar(get_tool_parser("hermes"), [tool], tokenizer_of([]), must_call=True)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_nothing_is_masked_before_a_call_and_from_every_opener_on_only_calls_that_fit(name):
+    form, rng = FORMATS[name], random.Random(name)
+    parser, beginning = get_tool_parser(form.tool), BEGINNINGS.get(form.tool)
+    tokenizer, compiler = compiler_of(form)
+    tools = random_tools(rng)
+    grammar = compiler.compile(StructuredOutputs(grammar=calls_grammar(parser, tools, tokenizer, must_call=False)))
+    writer = CallGrammar(tools, special_tokens(tokenizer))
+    written = parser.opening_of(writer)
+    inner = {
+        tokenizer.token_to_id(opener) for opener in parser.openers if parser.write_call_after(opener, writer) is None
+    }
+    starts = dict.fromkeys([written, *parser.openers]) if beginning is None else [beginning.format(tools[0].name)]
+    markers = {tokenizer.token_to_id(start) for start in (*starts, *parser.call_markers, "｜DSML｜")}
+    free = [i for i in range(1, tokenizer.vocab_size) if i not in markers]
+    for start in starts:
+        for _ in range(2):
+            token_ids, matcher = [], grammar.new_matcher()
+            while beginning is None and len(token_ids) < 20:
+                assert set(range(tokenizer.vocab_size)) - {*allowed_ids(matcher)} <= inner
+                token_ids.append(rng.choice(free))
+                matcher.follow(token_ids)
+            if not follow_text(matcher, token_ids, start, tokenizer):
+                assert start != written  # it comes only inside of what another marker opens
+                continue
+            ended = sample_from(matcher, token_ids, tokenizer, rng, 600)
+            text = tokenizer.decode(token_ids, skip_special_tokens=not parser.needs_special_tokens)
+            calls = parse_output(OutputParser(parser, None, tools=tools), text).tool_calls
+            assert calls or not ended, (start, text)
+            check_calls(calls, tools, text)
+            assert not ended or all(call.status == "complete" for call in calls), text
+
+
+def follow_text(matcher, token_ids, text, tokenizer):
+    """Continues an answer by this text, and says whether all of it was allowed."""
+    for token_id in tokenizer.encode(text, add_special_tokens=False):
+        if token_id not in allowed_ids(matcher):
+            return False
+        token_ids.append(token_id)
+        matcher.follow(token_ids)
+    return True

@@ -109,9 +109,29 @@ class ToolParser(ABC):
             call = grammar.rule(f"{grammar.text(opening)} {rest}")
             calls = grammar.repeated(call, grammar.text(cls.call_separator))
             return calls if must_call or answer is None else grammar.choice((answer, calls))
-        call = grammar.rule(f"{grammar.free_text_up_to(opening)} {rest}")
-        end = grammar.free_text(grammar.first_marker(opening))
-        return f"{call}{'*' if grammar.max_calls is None else '?'} {end}"
+        # Wherever the parser would begin to read a call, one that fits must follow.
+        beginnings = {opener: cls.write_call_after(opener, grammar) for opener in cls.openers}
+        if not opening.startswith(cls.openers):
+            beginnings[opening] = rest
+        markers = [marker for marker in map(grammar.first_marker, beginnings) if marker]
+        call = grammar.choice(
+            grammar.rule(f"{grammar.free_text_up_to(beginning, markers)} {after}")
+            for beginning, after in beginnings.items()
+            if after is not None
+        )
+        return f"{call}{'*' if grammar.max_calls is None else '?'} {grammar.free_text(*markers)}"
+
+    @classmethod
+    def write_call_after(cls, opener: str, grammar: CallGrammar) -> str | None:
+        """What must follow one of `openers` that comes after text; None if it comes only inside of what others open.
+
+        Raises:
+          UnwritableCallError: The format cannot write what a function's schema asks for.
+        """
+        opening = cls.opening_of(grammar)
+        if not opening.startswith(opener):
+            return None
+        return f"{grammar.text(opening.removeprefix(opener))} {grammar.rule(cls.write_calls(grammar))}"
 
     @abstractmethod
     def _read_call(self, opener: str) -> Reading[None]:

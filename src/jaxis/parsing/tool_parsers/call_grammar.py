@@ -92,16 +92,22 @@ class CallGrammar:
 
     def more_free_text(self, *markers: str) -> str:
         """What may follow text, from a special token on: as `free_text`."""
-        ids = sorted(set(self._special_tokens.values()) - {self._special_tokens.get(marker) for marker in markers})
+        ids = self._token_ids_but(markers)
         return f"(<[{_ranges(ids)}]> {ANY_TEXT})*" if ids else ""
 
-    def free_text_up_to(self, opening: str) -> str:
-        """Any text up to an opening's first marker, which ends it, and the rest of the opening."""
-        _, markers = self._first_marker(opening)
-        if markers:
+    def _token_ids_but(self, markers: Iterable[str]) -> list[int]:
+        return sorted(set(self._special_tokens.values()) - {self._special_tokens.get(marker) for marker in markers})
+
+    def free_text_up_to(self, opening: str, markers: Sequence[str]) -> str:
+        """Any text without these markers up to an opening's first one, which ends it, and the rest of the opening.
+
+        An opening without a marker ends the text where it first occurs.
+        """
+        _, pieces = self._first_marker(opening)
+        if pieces:
             # What comes before the marker cannot be told from free text.
-            return self.rule(" ".join((self.free_text(markers[0]), *map(self._piece, markers))))
-        ids = sorted(set(self._special_tokens.values()))
+            return self.rule(" ".join((self.free_text(*markers), *map(self._piece, pieces))))
+        ids = self._token_ids_but(markers)
         before = f"({ANY_TEXT} <[{_ranges(ids)}]>)* " if ids else ""
         return self.rule(before + self.rule(f"/(?s:.*){escape_regex(opening)}/", "[lazy]"))
 

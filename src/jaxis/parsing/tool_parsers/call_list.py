@@ -82,6 +82,10 @@ class GraniteToolParser(CallListToolParser):
     def opening_of(cls, grammar: CallGrammar) -> str:
         return next((opener for opener in cls.openers if grammar.has_token(opener)), cls.openers[-1])
 
+    @classmethod
+    def write_call_after(cls, opener: str, grammar: CallGrammar) -> str | None:  # noqa: ARG003
+        return grammar.rule(cls.write_calls(grammar))
+
     def _read_call(self, opener: str) -> Reading[None]:
         yield from self._read_calls()
         yield from self._reader.skip_space()

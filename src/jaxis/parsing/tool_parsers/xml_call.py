@@ -187,10 +187,18 @@ class Qwen3CoderToolParser(XMLToolParser):
 
     @classmethod
     def write_calls(cls, grammar: CallGrammar) -> str:
+        return cls._write_functions(grammar, _FUNCTION)
+
+    @classmethod
+    def write_call_after(cls, opener: str, grammar: CallGrammar) -> str | None:
+        return cls._write_functions(grammar, "") if opener == _FUNCTION else super().write_call_after(opener, grammar)
+
+    @classmethod
+    def _write_functions(cls, grammar: CallGrammar, before_name: str) -> str:
         calls = []
         for tool in grammar.tools:
             arguments = cls.write_arguments(grammar, tool, "<parameter=", ">", "</parameter>", "\n")
-            begin, end = f"{_FUNCTION}{tool.name}>\n", f"</function>\n{cls.closing}"
+            begin, end = f"{before_name}{tool.name}>\n", f"</function>\n{cls.closing}"
             calls.append(grammar.rule(f"{grammar.text(begin)} {arguments} {grammar.text(end)}"))
         return grammar.choice(calls)
 
