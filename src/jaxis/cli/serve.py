@@ -397,6 +397,7 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
         request_log_level=server.request_log_level,
         tool_call_parser=server.tool_call_parser,
         reasoning_parser=server.reasoning_parser,
+        tool_strictness=server.tool_strictness,
         reasoning_budget=server.reasoning_budget,
         response_ttl_seconds=limits.response_ttl * 3600,
         response_store_bytes=parse_bytes(limits.response_store_size, "--response-store-size"),

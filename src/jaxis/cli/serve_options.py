@@ -186,6 +186,14 @@ class ServerOptions:
     reasoning_parser: Annotated[str, _server("Format of the model's reasoning; auto and none as above.")] = (
         _DEFAULTS.reasoning_parser
     )
+    tool_strictness: Annotated[
+        Literal["request", "always"],
+        _server(
+            "Which functions' calls must fit their schemas where the model decides to call: those that a request "
+            "calls strict, or all.",
+            metavar="request|always",
+        ),
+    ] = _DEFAULTS.tool_strictness
     reasoning_budget: Annotated[
         int | None,
         _server(

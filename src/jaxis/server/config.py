@@ -29,6 +29,8 @@ class ServerConfig:
       request_log_level: What it says of them; see `http/request_records.py`.
       tool_call_parser, reasoning_parser: How the model writes its tool calls and its reasoning: "auto" looks into its
         chat template, "none" leaves them in the text.
+      tool_strictness: Whose calls must fit their schemas where the model decides to call: "request" holds those that
+        a request calls strict, "always" all.
       reasoning_budget: Most tokens that any answer may think; None is no limit.
       response_ttl_seconds: How long responses and conversations stay after their last use; 0 stores nothing.
       response_store_bytes: Most bytes of all of them.
@@ -62,6 +64,7 @@ class ServerConfig:
     request_log_level: Literal["ids-and-usage", "full"] = "ids-and-usage"
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    tool_strictness: Literal["request", "always"] = "request"
     reasoning_budget: int | None = None
     response_ttl_seconds: float = 30 * 86400.0
     response_store_bytes: int = 256 * 1024 * 1024

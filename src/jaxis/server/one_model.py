@@ -58,6 +58,7 @@ def model_context(
         grammar_compiler=engine.grammar_compiler,
         parsers=parsers,
         aliases=config.model_aliases,
+        always_strict=config.tool_strictness == "always",
         reasoning_budget=config.reasoning_budget,
         fingerprint=engine.info.fingerprint or None,
         variants=ServedAdapters.of(engine, config),

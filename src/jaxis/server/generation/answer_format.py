@@ -161,14 +161,14 @@ def choose_tools(
     if parser is not None and model.tokenizer is not None:
         write_grammar = functools.partial(_write_grammar, parser, plan, model.tokenizer, must_call)
     grammar = None
-    if write_grammar is not None and (must_call or any(tool.strict for tool in plan.tools)):
+    if write_grammar is not None and (must_call or model.always_strict or any(tool.strict for tool in plan.tools)):
         try:
             source = write_grammar(None)
         except UnwritableCallError as error:
             if not must_call:
+                advice = "start without --tool-strictness always" if model.always_strict else "leave strict out"
                 raise RequestError(
-                    f"cannot be strict: this model's calls cannot be held to {error}: change the schema, or leave "
-                    "strict out",
+                    f"cannot be strict: this model's calls cannot be held to {error}: change the schema, or {advice}",
                     param="tools",
                 ) from None
         else:

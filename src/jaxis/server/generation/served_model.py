@@ -79,6 +79,7 @@ class ServedModel:
       default_sampling_params: For what a request leaves out.
       grammar_compiler: The engine's, for structured outputs; None if the model generates nothing.
       parsers: How the model writes tool calls and reasoning.
+      always_strict: Whether all functions are taken for strict ones.
       reasoning_budget: Most tokens that any answer may think; None is no limit.
       fingerprint: The engine's, which answers carry; None if there is none.
       variants: Name -> variant of the model, as they are at the moment.
@@ -91,6 +92,7 @@ class ServedModel:
     grammar_compiler: GrammarCompiler | None
     parsers: ModelParsers = field(default_factory=ModelParsers)
     aliases: tuple[str, ...] = ()
+    always_strict: bool = False
     reasoning_budget: int | None = None
     fingerprint: str | None = None
     variants: Mapping[str, ModelVariant] = field(default_factory=dict)
