@@ -304,7 +304,7 @@ def several_lines(
     names = [", ".join(model.names.names) + (" (pinned)" if model.pinned else "") for model in models]
     lines = [f"models: {'; '.join(names)}", *_address_lines(url, config, host)]
     body = {"model": models[0].name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    return [*lines, "try:", _curl(url, "chat/completions", body, config)]
+    return [*lines, "try:", _curl(url, "v1/chat/completions", body, config)]
 
 
 def start_lines(
@@ -364,13 +364,19 @@ def _address_lines(url: str, config: ServerConfig, host: str) -> list[str]:
 
 
 def _curl_line(url: str, config: ServerConfig, engine: AsyncEngine) -> str:
-    path, body, tokenizer = "completions", dict[str, Any](), engine.tokenizer
-    if "completion" not in engine.info.capabilities:
-        path, body["input"] = "embeddings", [1, 2, 3] if tokenizer is None else "The capital of France is Paris."
+    path, body, tokenizer = "v1/completions", dict[str, Any](), engine.tokenizer
+    capabilities, sentence = engine.info.capabilities, "The capital of France is Paris."
+    if "rerank" in capabilities:
+        path, body["query"] = "v1/rerank", "What is the capital of France?"
+        body["documents"] = [sentence, "Cats eat fish."]
+    elif "classification" in capabilities:
+        path, body = "classify", {"input": sentence}
+    elif "completion" not in capabilities:
+        path, body["input"] = "v1/embeddings", [1, 2, 3] if tokenizer is None else sentence
     elif tokenizer is None:
         body["prompt"] = [1, 2, 3]
     elif tokenizer.has_chat_template:
-        path, body["messages"] = "chat/completions", [{"role": "user", "content": "What is the capital of France?"}]
+        path, body["messages"] = "v1/chat/completions", [{"role": "user", "content": "What is the capital of France?"}]
     else:
         body["prompt"] = "The capital of France is"
     return _curl(url, path, body, config)
@@ -378,7 +384,7 @@ def _curl_line(url: str, config: ServerConfig, engine: AsyncEngine) -> str:
 
 def _curl(url: str, path: str, body: Mapping[str, Any], config: ServerConfig) -> str:
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if config.needs_key else ""
-    return f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    return f"  curl {url}/{path}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 
 
 def _server_config(model: str | None, server: ServerOptions, limits: LimitOptions) -> ServerConfig:

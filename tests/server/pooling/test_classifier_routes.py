@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
 
 from jaxis import LLM
+from jaxis.cli.serve import start_lines
+from jaxis.server.config import ServerConfig
 from tests.pooling.test_classifiers import DOCUMENTS, QUERIES, logits_of, pair_of, sigmoid, softmax
 from tests.server.pooling.conftest import serving
 from tests.support.encoder_checkpoints import save_classifier, texts
@@ -100,3 +105,14 @@ def test_what_cannot_be_honoured_is_one_clear_line(request, name, path, body, me
     text = error if isinstance(error, str) else error["message"]
     assert "\n" not in text
     assert re.search(message, text), text
+
+
+@pytest.mark.parametrize(
+    ("name", "capabilities"), [("reranker", ("rerank", "classification")), ("classifier", ("classification",))]
+)
+def test_the_command_that_the_start_message_shows_works(name, capabilities, request):
+    http, _ = request.getfixturevalue(name)
+    info = SimpleNamespace(capabilities=capabilities, max_num_seqs=16, max_model_len=64)
+    engine = SimpleNamespace(info=info, unit="texts", tokenizer=None)
+    _, url, *_, data = shlex.split(start_lines(engine, ServerConfig(), "127.0.0.1", 80, tls=False)[-1])
+    assert post(http, httpx.URL(url).path, **json.loads(data))
