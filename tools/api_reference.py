@@ -62,6 +62,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 INTERNAL = {
     "jaxis.inference.engine.JAXInferenceEngine.run",
     "jaxis.inference.conversation.Message.for_template",
+    "jaxis.pooling.llm_methods.PoolingMethods",
 }
 INTRODUCTION = """\
 # API reference
@@ -94,7 +95,8 @@ def _render(public: str, item: griffe.Object | griffe.Alias) -> Iterator[str]:
         yield f"```text\n{_signature(item, public)}\n```\n"
         yield from _docstring(item)
         return
-    bases = ", ".join(f"`{base}`" for base in map(str, item.bases) if not base.startswith("_"))
+    public_bases = [base for base in item.bases if getattr(base, "canonical_path", "") not in INTERNAL]
+    bases = ", ".join(f"`{base}`" for base in map(str, public_bases) if not base.startswith("_"))
     yield f"`from {module} import {name}`" + (f", a subclass of {bases}\n" if bases else "\n")
     yield from _docstring(item, _fields(item))
     for member in _methods(item):
@@ -107,16 +109,22 @@ def _render(public: str, item: griffe.Object | griffe.Alias) -> Iterator[str]:
 
 
 def _methods(item: griffe.Object | griffe.Alias) -> list[griffe.Object | griffe.Alias]:
-    """Public methods and properties that have a docstring, in the order of the source."""
+    """Public methods and properties that have a docstring, in the order of the source; last, inherited ones."""
     members = [
         member
-        for name, member in item.members.items()
+        for name, member in (item.members | _inherited(item)).items()
         if not name.startswith("_")
         and member.docstring
         and member.canonical_path not in INTERNAL
         and (member.is_function or "property" in member.labels)
     ]
-    return sorted(members, key=lambda member: member.lineno or 0)
+    return sorted(members, key=lambda member: (member.is_alias, member.lineno or 0))
+
+
+def _inherited(item: griffe.Object | griffe.Alias) -> dict[str, griffe.Object | griffe.Alias]:
+    """What a public class has of a base that is internal."""
+    members = item.inherited_members if item.is_class else {}
+    return {name: member for name, member in members.items() if member.canonical_path.rpartition(".")[0] in INTERNAL}
 
 
 def _fields(item: griffe.Object | griffe.Alias) -> dict[str, tuple[str, str]]:

@@ -184,3 +184,11 @@ def checked_token_ids(token_ids: Sequence[int], vocab_size: int) -> list[int]:
         if not 0 <= token_id < vocab_size:
             raise RequestError(f"the prompt holds token {token_id}; the model's token ids are 0 to {vocab_size - 1}")
     return checked
+
+
+def check_tokenization_kwargs(tokenization_kwargs: Mapping[str, Any] | None) -> None:
+    """Raises RequestError if vLLM's argument of this name says anything: tokenizers take no other settings."""
+    if tokenization_kwargs:
+        raise RequestError(
+            f"tokenization_kwargs={dict(tokenization_kwargs)!r} is not supported: give the prompt's token ids instead"
+        )
