@@ -22,12 +22,19 @@ SIZES = {
 # The class in the reference -> its configuration's.
 FAMILIES = {
     "BertModel": (transformers.BertModel, transformers.BertConfig),
+    "Gemma3TextModel": (transformers.Gemma3TextModel, transformers.Gemma3TextConfig),
     "ModernBertModel": (transformers.ModernBertModel, transformers.ModernBertConfig),
     "NomicBertModel": (transformers.NomicBertModel, transformers.NomicBertConfig),
     "RobertaModel": (transformers.RobertaModel, transformers.RobertaConfig),
     "XLMRobertaModel": (transformers.XLMRobertaModel, transformers.XLMRobertaConfig),
 }
 _DECODER_SIZES = {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
+# Windows are shorter than texts.
+_FAMILY_SIZES = {
+    "Gemma3TextModel": _DECODER_SIZES
+    | {"num_hidden_layers": 6, "sliding_window": 16, "use_bidirectional_attention": True},
+    "ModernBertModel": {"local_attention": 16, "pad_token_id": 0},
+}
 CLASSIFIERS = {
     "BertForSequenceClassification": transformers.BertConfig,
     "RobertaForSequenceClassification": transformers.RobertaConfig,
@@ -56,8 +63,8 @@ def save_tokenizer(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
 
 
-def save_pooling(folder, mode="mean", *, normalize=True, **settings):
-    modules = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+def save_pooling(folder, mode="mean", *, normalize=True, num_dense=0, **settings):
+    modules = ["Transformer", "Pooling", *["Dense"] * num_dense, *(["Normalize"] if normalize else [])]
     listed = [
         {
             "idx": i,
@@ -75,11 +82,9 @@ def save_pooling(folder, mode="mean", *, normalize=True, **settings):
         (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
 
 
-def save_model(folder, family="BertModel"):
+def save_model(folder, family="BertModel", **settings):
     model_class, config_class = FAMILIES[family]
-    # A window that is shorter than texts.
-    settings = {"local_attention": 16, "pad_token_id": 0} if family == "ModernBertModel" else {}
-    return _save(folder, model_class, config_class(**SIZES, **settings))
+    return _save(folder, model_class, config_class(**SIZES | _FAMILY_SIZES.get(family, {}) | settings))
 
 
 def save_classifier(folder, family="BertForSequenceClassification", **settings):

@@ -3,6 +3,7 @@ five of six layers."""
 
 from __future__ import annotations
 
+from jaxis.config.attention_span import AttentionSpan
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import layer_span, layer_type
 from jaxis.config.rope_config import rope_config
@@ -29,11 +30,16 @@ class Gemma3DecoderLayer(SandwichNormDecoderLayer):
                 qkv_bias=use_bias,
                 o_bias=use_bias,
                 qk_norm=lambda _, head_dim: gemma_norm(scope, head_dim),
-                span=layer_span(config, kind, default_window=4096),
+                span=self.span(config, kind),
             ),
             mlp=gemma_mlp(scope / "mlp"),
             make_norm=gemma_norm,
         )
+
+    @classmethod
+    def span(cls, config: HFConfig, kind: str) -> AttentionSpan:
+        """What the tokens of a layer of this type see."""
+        return layer_span(config, kind, default_window=4096)
 
 
 class Gemma3ForCausalLM(GemmaCausalLM):

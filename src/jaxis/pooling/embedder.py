@@ -34,6 +34,7 @@ from jaxis.pooling.classifier_settings import (
     read_classifier_settings,
 )
 from jaxis.pooling.decoder_heads import with_head_tokens, with_score, without_head
+from jaxis.pooling.dense import DenseLayers
 from jaxis.pooling.encoders import encoder_class
 from jaxis.pooling.inputs import InputReader, PoolingInput
 from jaxis.pooling.pairs import check_sides, pair_indices, similarities
@@ -201,6 +202,8 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
         settings = PoolingSettings("cls" if encoder is not None else "last")
     else:
         settings = read_pooling_settings(opened.path, "mean" if encoder is not None else "last")
+    config = opened.hf_config.get_text_config()
+    size = settings.vector_size(config["hidden_size"]) if classifier is None else len(classifier.labels)
     vllm_config = make_vllm_config(args, opened.path, opened.hf_config, "cpu")
     max_tokens = vllm_config.model_config.max_model_len
     if encoder is not None:
@@ -214,10 +217,8 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
     model_class = encoder or _decoder_class(opened, names, classifier)
     head_tokens = () if classifier is None else _token_ids(classifier.head_tokens, tokenizer)
     model = _load(opened, args, model_class, settings, progress, head_tokens)
-    config = opened.hf_config.get_text_config()
     template = None if classifier is None else classifier.template
     reader = InputReader(tokenizer, settings, max_tokens=max_tokens, vocab_size=config["vocab_size"], template=template)
-    size = config["hidden_size"] if classifier is None else len(classifier.labels)
     info = functools.partial(_info, args, opened, model, settings, classifier, max_tokens, size)
     return Embedder(model, reader, classifier, size, info)
 
@@ -300,9 +301,11 @@ def _load(
     vllm_config = make_vllm_config(args, opened.path, opened.hf_config, mesh.devices.flat[0].platform)
     with progress.loading(str(args.model)) as on_progress:
         model: Any = load_model(vllm_config, mesh, on_progress, model_class=model_class)
-    if head_tokens:
-        with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh):
+        if head_tokens:
             model.take_rows(head_tokens)
+        if settings.dense:
+            model.sentence_layers = DenseLayers(settings.dense)
     decoder = model if isinstance(model, DecoderModel) else getattr(model, "decoder", None)
     specs: list[CacheSpec] = []
     for spec in cache_specs(model, vllm_config):

@@ -19,6 +19,16 @@ class HasScore(Protocol):
 
 
 @runtime_checkable
+class HasSentenceLayers(Protocol):
+    """A model whose pooled hidden states go through more layers before they are vectors."""
+
+    @property
+    def sentence_layers(self) -> Callable[[jax.Array], jax.Array]:
+        """float32 [R, E] -> [R, size of a vector]."""
+        ...
+
+
+@runtime_checkable
 class TakesTokenTypes(Protocol):
     """A model that tells the first text of a pair from the second; its `__call__` takes `token_types` i32 [T]."""
 

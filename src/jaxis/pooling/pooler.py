@@ -7,23 +7,23 @@ import jax.numpy as jnp
 
 from jaxis.kernels.materialize import materialize
 from jaxis.kernels.norms import rms_norm
-from jaxis.pooling.settings import PoolingSettings
+from jaxis.pooling.settings import Mode
 
 
-def pool(hidden: jax.Array, starts: jax.Array, lengths: jax.Array, settings: PoolingSettings) -> jax.Array:
-    """A vector for each text, which does not depend on the texts beside it.
+def pool(hidden: jax.Array, starts: jax.Array, lengths: jax.Array, mode: Mode) -> jax.Array:
+    """The pooled hidden state of each text, which does not depend on the texts beside it.
 
     Args:
       hidden: [T, E], texts one after the other, then padding.
       starts: i32 [R], the first row of each text.
       lengths: i32 [R], the rows of each; 0 is no text.
-      settings: What to do.
+      mode: Which rows count.
 
     Returns:
       float32 [R, E]; meaningless where there is no text.
     """
     num_texts = lengths.shape[0]
-    if settings.mode == "mean":
+    if mode == "mean":
         rows = jnp.arange(hidden.shape[0])
         text = jnp.searchsorted(starts + lengths, rows, side="right")
         # Row after row, so that the sum's order is the text's own.
@@ -34,10 +34,13 @@ def pool(hidden: jax.Array, starts: jax.Array, lengths: jax.Array, settings: Poo
         )
         vectors = materialize(sums) / jnp.maximum(lengths, 1)[:, None]
     else:
-        rows = starts if settings.mode == "cls" else starts + lengths - 1
+        rows = starts if mode == "cls" else starts + lengths - 1
         vectors = hidden[rows].astype(jnp.float32)
-    if settings.normalize:
-        # A vector divided by its length is its RMS norm, times size ** -0.5.
-        size = vectors.shape[1]
-        vectors = rms_norm(vectors, jnp.full(size, size**-0.5, jnp.float32), epsilon=1e-24)
     return vectors
+
+
+def normalized(vectors: jax.Array) -> jax.Array:
+    """float32 [R, N] -> the same vectors with a length of 1."""
+    # A vector divided by its length is its RMS norm, times size ** -0.5.
+    size = vectors.shape[1]
+    return rms_norm(vectors, jnp.full(size, size**-0.5, jnp.float32), epsilon=1e-24)

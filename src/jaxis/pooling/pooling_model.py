@@ -18,8 +18,8 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.models.common.decoder import DecoderModel
 from jaxis.parallel.mesh import logical_sharding
-from jaxis.pooling.interfaces import HasScore, TakesTokenTypes
-from jaxis.pooling.pooler import pool
+from jaxis.pooling.interfaces import HasScore, HasSentenceLayers, TakesTokenTypes
+from jaxis.pooling.pooler import normalized, pool
 from jaxis.pooling.settings import PoolingSettings
 
 SMALLEST_STEP_TOKENS = 16
@@ -208,7 +208,11 @@ class PoolingModel:
         if isinstance(model, TakesTokenTypes) and model.num_token_types > 1:
             others["token_types"] = (metadata.input_positions >= second_starts[text]).astype(jnp.int32)
         caches, hidden, _ = model(caches, input_ids, metadata, **others)
-        vectors = pool(hidden, starts, lengths, self._settings)
+        vectors = pool(hidden, starts, lengths, self._settings.mode)
+        if isinstance(model, HasSentenceLayers):
+            vectors = model.sentence_layers(vectors)
+        if self._settings.normalize:
+            vectors = normalized(vectors)
         return caches, model.score(vectors) if isinstance(model, HasScore) else vectors
 
     @property

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError
@@ -17,8 +17,32 @@ _MODES: Mapping[str, Mode] = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
 }
+DenseActivation = Literal["Identity", "Tanh", "ReLU", "GELU"]
+_ACTIVATIONS: Mapping[str, DenseActivation] = {name: name for name in get_args(DenseActivation)}
+_DENSE_KEYS = {
+    *("in_features", "out_features", "bias", "activation_function"),
+    *("module_input_name", "module_output_name"),
+}
 # Files of settings are small; what is larger is none.
 _MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class DenseSettings:
+    """A linear layer between pooling and normalization.
+
+    Attributes:
+      folder: Where its weights are.
+      input_size, output_size: The features of its input and output.
+      use_bias: Whether it has a bias.
+      activation: What follows it, by torch's name.
+    """
+
+    folder: str
+    input_size: int
+    output_size: int
+    use_bias: bool
+    activation: DenseActivation
 
 
 @dataclass(frozen=True)
@@ -31,6 +55,7 @@ class PoolingSettings:
       max_tokens: Most tokens of an input; None: as many as the model takes.
       prompts: What texts begin with, by the name of their kind, such as "query".
       default_prompt: The kind of an input for which none is named; None: it begins with nothing.
+      dense: What vectors go through before they are normalized.
     """
 
     mode: Mode
@@ -38,6 +63,24 @@ class PoolingSettings:
     max_tokens: int | None = None
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     default_prompt: str | None = None
+    dense: tuple[DenseSettings, ...] = ()
+
+    def vector_size(self, hidden_size: int) -> int:
+        """The elements of a vector.
+
+        Args:
+          hidden_size: E of the model.
+
+        Raises:
+          CheckpointError: The layers do not take what they get.
+        """
+        for layer in self.dense:
+            if layer.input_size != hidden_size:
+                raise CheckpointError(
+                    f"{layer.folder} takes vectors of {layer.input_size} elements and gets {hidden_size}: restore it"
+                )
+            hidden_size = layer.output_size
+        return hidden_size
 
 
 def has_pooling_files(path: Path) -> bool:
@@ -57,16 +100,19 @@ def read_pooling_settings(path: Path, default_mode: Mode) -> PoolingSettings:
     """
     if not has_pooling_files(path):
         return PoolingSettings(default_mode, normalize=True)
-    mode, normalize = None, False
+    mode, normalize, dense = None, False, list[DenseSettings]()
     for module in _read_list(path / "modules.json"):
         kind, folder = str(module.get("type", "")).rpartition(".")[2], path / str(module.get("path", ""))
         if kind == "Pooling":
             mode = _read_mode(folder / "config.json")
+        elif kind == "Dense" and mode is not None and not normalize:
+            dense.append(read_dense(folder))
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer":
             raise CheckpointError(
-                f"{path / 'modules.json'} has a module {kind!r}; Transformer, Pooling and Normalize are supported"
+                f"{path / 'modules.json'} has a module {kind!r} in this place; Transformer, Pooling, Dense and "
+                "Normalize, in this order, are supported"
             )
     if mode is None:
         raise CheckpointError(f"{path / 'modules.json'} has no module of type Pooling: add one, or remove the file")
@@ -80,6 +126,7 @@ def read_pooling_settings(path: Path, default_mode: Mode) -> PoolingSettings:
         sentence.get("max_seq_length"),
         prompts.get("prompts") or {},
         prompts.get("default_prompt_name"),
+        tuple(dense),
     )
 
 
@@ -101,8 +148,33 @@ def _read_mode(path: Path) -> Mode:
     settings = HFConfig(_read_object(path), source=str(path))
     chosen = sorted(key for key in settings.to_dict() if key.startswith("pooling_mode_") and settings.get(key))
     if len(chosen) == 1 and chosen[0] in _MODES:
+        if _MODES[chosen[0]] == "mean":
+            settings.expect("include_prompt", True)
         return _MODES[chosen[0]]
     raise CheckpointError(f"{path} chooses {', '.join(chosen) or 'no mode'}; one of {', '.join(_MODES)} is supported")
+
+
+def read_dense(folder: Path) -> DenseSettings:
+    """What a Dense module's folder says.
+
+    Raises:
+      CheckpointError, ConfigError: Its config.json is broken, or asks for something that is not supported.
+    """
+    path = folder / "config.json"
+    values = HFConfig(_read_object(path), source=str(path))
+    for key in ("module_input_name", "module_output_name"):
+        values.expect(key, "sentence_embedding", None)
+    sizes = (values["in_features"], values["out_features"])
+    # The defaults of sentence-transformers.
+    activation, use_bias = values.get("activation_function", "Tanh"), values.get("bias", True)
+    name = str(activation).rpartition(".")[2]
+    if name not in _ACTIVATIONS:
+        raise CheckpointError(f"{path} has activation_function={activation!r}; {', '.join(_ACTIVATIONS)} are supported")
+    if not all(type(size) is int and size > 0 for size in sizes) or not isinstance(use_bias, bool):
+        raise CheckpointError(f"{path}: in_features and out_features must be sizes, bias true or false: restore it")
+    if unknown := sorted(set(values.to_dict()) - _DENSE_KEYS):
+        raise CheckpointError(f"{path} has {', '.join(unknown)}, which is not supported")
+    return DenseSettings(str(folder), *sizes, use_bias, _ACTIVATIONS[name])
 
 
 def _read_object(path: Path) -> dict[str, Any]:

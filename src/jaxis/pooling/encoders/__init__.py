@@ -9,6 +9,7 @@ from typing import Any
 _CLASSES = {
     "BertForSequenceClassification": "bert",
     "BertModel": "bert",
+    "Gemma3TextModel": "gemma3",
     "ModernBertModel": "modernbert",
     "NomicBertModel": "nomic_bert",
     "RobertaForSequenceClassification": "bert",

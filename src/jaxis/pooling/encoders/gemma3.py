@@ -1,0 +1,38 @@
+"""EmbeddingGemma (arXiv:2509.20354): Gemma 3 whose tokens see what follows them, too."""
+
+from __future__ import annotations
+
+from jaxis.config.attention_span import WHOLE_SEQUENCE, AttentionSpan
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import FULL_ATTENTION
+from jaxis.models.gemma3 import Gemma3DecoderLayer, Gemma3ForCausalLM
+from jaxis.pooling.decoder_heads import without_head
+
+
+class Gemma3TextLayer(Gemma3DecoderLayer):
+    @classmethod
+    def span(cls, config: HFConfig, kind: str) -> AttentionSpan:
+        if not config.get("use_bidirectional_attention", False):
+            return super().span(config, kind)
+        if kind == FULL_ATTENTION:
+            config.ignore("sliding_window", because="this layer sees everything")
+            return WHOLE_SEQUENCE
+        half = config.get("sliding_window", 4096) // 2
+        return AttentionSpan(sliding_window=half + 1, lookahead=half)
+
+
+class Gemma3TextModel(without_head(Gemma3ForCausalLM)):
+    """Gemma 3 without a head; of EmbeddingGemma, with attention in both directions."""
+
+    layer_class = Gemma3TextLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        # The reference has the key but does not use it.
+        config.expect("attn_logit_softcapping", None)
+
+    @classmethod
+    def first_position(cls, config: HFConfig) -> int:
+        """See `BertModel.first_position`."""
+        del config
+        return 0
