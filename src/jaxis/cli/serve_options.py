@@ -31,6 +31,7 @@ AGENT_CONTEXT = 16384
 # A longer answer than this leaves an agent too little of its context.
 _ANSWER_SHARE = 4
 _MAX_ANSWER = 32000
+_EFFORT = re.compile(r"([A-Za-z_-]{1,64})=([0-9]{1,9})")
 
 
 def client_lines(url: str, model: str, max_model_len: int, *, needs_key: bool) -> list[str]:
@@ -202,6 +203,14 @@ class ServerOptions:
             metavar="TOKENS",
         ),
     ] = None
+    reasoning_effort: Annotated[
+        str | None,
+        _server(
+            "Tokens that a model may think at each effort, such as low=512,medium=2048,high=8192, where its chat "
+            "template reads none; none is 0.",
+            metavar="EFFORT=TOKENS,...",
+        ),
+    ] = None
     api_key: Annotated[
         list[str] | None,
         _server(
@@ -261,6 +270,24 @@ class ServerOptions:
         if not all(key.strip() for key in given):
             raise ConfigError(f"--api-key (or {KEY_VARIABLE}) is empty: give a key, or leave it out")
         return tuple(given)
+
+    def effort_budgets(self) -> dict[str, int]:
+        """The tokens of each reasoning effort; empty if the option is not given.
+
+        Raises:
+          ConfigError: It is not a list of efforts with a number of tokens each.
+        """
+        if self.reasoning_effort is None:
+            return {}
+        budgets = {"none": 0}
+        for each in self.reasoning_effort.split(","):
+            match = _EFFORT.fullmatch(each.strip())
+            if match is None:
+                raise ConfigError(
+                    f"--reasoning-effort has {each!r}: write efforts such as low=512,medium=2048,high=8192"
+                )
+            budgets[match[1]] = int(match[2])
+        return budgets
 
     def check(self) -> None:
         """Raises ConfigError for what cannot be honoured: before models are loaded, not after it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +33,7 @@ class ServerConfig:
       tool_strictness: Whose calls must fit their schemas where the model decides to call: "request" holds those that
         a request calls strict, "always" all.
       reasoning_budget: Most tokens that any answer may think; None is no limit.
+      effort_budgets: How many tokens a model may think at a reasoning effort, where its chat template reads none.
       response_ttl_seconds: How long responses and conversations stay after their last use; 0 stores nothing.
       response_store_bytes: Most bytes of all of them.
       response_folder: Where they are stored, over restarts; None keeps them in memory.
@@ -66,6 +68,7 @@ class ServerConfig:
     reasoning_parser: str = "auto"
     tool_strictness: Literal["request", "always"] = "request"
     reasoning_budget: int | None = None
+    effort_budgets: Mapping[str, int] = field(default_factory=dict)
     response_ttl_seconds: float = 30 * 86400.0
     response_store_bytes: int = 256 * 1024 * 1024
     response_folder: Path | None = None

@@ -60,6 +60,7 @@ def model_context(
         aliases=config.model_aliases,
         always_strict=config.tool_strictness == "always",
         reasoning_budget=config.reasoning_budget,
+        effort_budgets=config.effort_budgets,
         fingerprint=engine.info.fingerprint or None,
         variants=ServedAdapters.of(engine, config),
     )

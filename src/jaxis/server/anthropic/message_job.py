@@ -19,6 +19,7 @@ from jaxis.server.anthropic.message_schema import (
 )
 from jaxis.server.anthropic.message_turns import system_text, template_messages, template_tool
 from jaxis.server.generation.answer_format import AnswerFormat, choose_tools
+from jaxis.server.generation.effort import effort_budget
 from jaxis.server.generation.grammar import AnswerGrammar
 from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import ChatPrompt, template_sources, thinking_variables
@@ -129,16 +130,22 @@ def left_out(request: CountTokensRequest, model: ServedModel) -> list[str]:
     """Names of the request's parts that have no effect: tools that run at Anthropic, an effort or a
     budget that nothing reads."""
     names = [f"tools.{tool.type}" for tool in request.tools or () if not tool.is_function]
-    has_effort = request.output_config is not None and request.output_config.effort is not None
+    effort = _effort(request)
     reads_effort = "reasoning_effort" in template_sources(model.tokenizer)
     if isinstance(request.thinking, ThinkingOn) and _thinking_budget(request, model) is None:
         names.append("thinking.budget_tokens")
-    return [*names, "output_config.effort"] if has_effort and not reads_effort else names
+    has_effect = effort is None or reads_effort or effort_budget(effort, model) is not None
+    return names if has_effect else [*names, "output_config.effort"]
 
 
 def _thinking_budget(request: CountTokensRequest, model: ServedModel) -> int | None:
-    is_known = model.parsers.reasoning is not None
-    return request.thinking.budget_tokens if isinstance(request.thinking, ThinkingOn) and is_known else None
+    if not isinstance(request.thinking, ThinkingOn):
+        return effort_budget(_effort(request), model)
+    return request.thinking.budget_tokens if model.parsers.reasoning is not None else None
+
+
+def _effort(request: CountTokensRequest) -> str | None:
+    return request.output_config.effort if request.output_config is not None else None
 
 
 def _offered_tools(request: CountTokensRequest) -> dict[str, ToolDefinition]:
@@ -188,7 +195,7 @@ def _template_variables(request: CountTokensRequest, model: ServedModel) -> dict
     variables: dict[str, Any] = {}
     if isinstance(request.thinking, ThinkingOn | ThinkingOff):
         variables = thinking_variables(isinstance(request.thinking, ThinkingOn), model.tokenizer)
-    effort = request.output_config.effort if request.output_config is not None else None
+    effort = _effort(request)
     if effort is not None and "reasoning_effort" in templates:
         is_known = effort in _USUAL_EFFORTS or f"'{effort}'" in templates or f'"{effort}"' in templates
         variables["reasoning_effort"] = effort if is_known else _USUAL_EFFORTS[-1]

@@ -13,7 +13,6 @@ from jaxis.tokenizer.chat_messages import (
     MessageOrder,
     arrange_messages,
     messages_for_template,
-    reasoning_effort_variables,
     reserved_variable,
 )
 
@@ -128,33 +127,20 @@ class PlainPrompts:
 JobPrompts = ChatPrompt | PlainPrompts
 
 
-def template_variables(
-    given: Mapping[str, Any] | None, effort: str | None, tokenizer: Tokenizer | None
-) -> dict[str, Any]:
+def template_variables(given: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Variables of the chat template.
 
     Args:
       given: A request's `chat_template_kwargs`.
-      effort: How much to reason.
       tokenizer: The model's.
 
     Raises:
-      RequestError: A name is reserved, or the template does not read the effort.
+      RequestError: A name is reserved.
     """
     variables = dict(given or {})
-    of_effort = {} if effort is None else effort_variables(effort, tokenizer)
     if (reserved := reserved_variable(variables, tokenizer)) is not None:
         raise RequestError(f"must not set {reserved!r}: leave it out", param="chat_template_kwargs")
-    if of_effort is None:
-        raise RequestError(
-            f"={effort!r} cannot be honoured: the model's chat template does not read it", param="reasoning_effort"
-        )
-    return variables | of_effort
-
-
-def effort_variables(effort: str, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
-    """Those variables that set a reasoning effort; None if the model's chat template reads none."""
-    return reasoning_effort_variables(effort, template_sources(tokenizer))
+    return variables
 
 
 def thinking_variables(is_on: bool, tokenizer: Tokenizer | None) -> dict[str, Any]:

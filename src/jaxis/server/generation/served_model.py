@@ -81,6 +81,7 @@ class ServedModel:
       parsers: How the model writes tool calls and reasoning.
       always_strict: Whether all functions are taken for strict ones.
       reasoning_budget: Most tokens that any answer may think; None is no limit.
+      effort_budgets: How many tokens it may think at a reasoning effort, where its chat template reads none.
       fingerprint: The engine's, which answers carry; None if there is none.
       variants: Name -> variant of the model, as they are at the moment.
       variant: Digest of the one that the name asks for; b"": the model itself.
@@ -94,6 +95,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     always_strict: bool = False
     reasoning_budget: int | None = None
+    effort_budgets: Mapping[str, int] = field(default_factory=dict)
     fingerprint: str | None = None
     variants: Mapping[str, ModelVariant] = field(default_factory=dict)
     variant: bytes = b""

@@ -10,9 +10,10 @@ from typing import Any
 
 from jaxis.errors import RequestError
 from jaxis.server.generation.answer_format import AnswerFormat, ToolsNotSupportedError, choose_tools
+from jaxis.server.generation.effort import effort_budget, effort_variables
 from jaxis.server.generation.grammar import AnswerGrammar
 from jaxis.server.generation.job import GenerationJob, sampling_params
-from jaxis.server.generation.prompts import ChatPrompt, PlainPrompts, effort_variables, thinking_variables
+from jaxis.server.generation.prompts import ChatPrompt, PlainPrompts, thinking_variables
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.body import MAX_INT32, new_id
 from jaxis.server.http.errors import ApiError, ErrorDialect
@@ -131,13 +132,16 @@ def _conversation_job(
         variables=_thinking(request.think, model),
         continue_final_message=continue_final_message,
     )
+    settings = _settings(request)
+    if settings["thinking_token_budget"] is None:
+        settings["thinking_token_budget"] = effort_budget(_effort(request.think), model)
     # A model that reasons although it should not keeps it to itself.
     answer = AnswerFormat.of_chat(model, tools, _grammar(request), include_reasoning=request.think is not False)
     return GenerationJob(
         request_id=new_id("chatcmpl"),
         model=model,
         prompts=prompt,
-        params=sampling_params(model, _settings(request), answer),
+        params=sampling_params(model, settings, answer),
         answer=answer,
         stream=request.streams,
     )
@@ -175,10 +179,14 @@ def _thinking(think: bool | str | None, model: ServedModel) -> dict[str, Any]:
         return variables
     if model.parsers.reasoning is None:  # clients look for these words
         raise RequestError(f"{model.name!r} does not support thinking: leave think out, or send false")
-    effort = "high" if think == "max" else think
-    if isinstance(effort, str):
-        variables |= effort_variables(effort, model.tokenizer) or {}
-    return variables
+    return variables | (effort_variables(_effort(think), model) or {})
+
+
+def _effort(think: bool | str | None) -> str | None:
+    """The effort that a request asks for."""
+    if isinstance(think, str):
+        return "high" if think == "max" else think
+    return None
 
 
 def _template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:

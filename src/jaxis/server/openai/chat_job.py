@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxis.errors import RequestError
 from jaxis.server.generation.answer_format import AnswerFormat, choose_tools
+from jaxis.server.generation.effort import effort_budget, effort_variables
 from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import ChatPrompt, template_variables
 from jaxis.server.generation.served_model import ServedModel
@@ -14,7 +15,6 @@ from jaxis.server.http.body import new_id
 from jaxis.server.openai.chat_schema import ChatCompletionRequest, ChatMessage
 from jaxis.server.openai.fields import NamedToolChoice
 from jaxis.server.openai.settings import answer_grammar, check_stream_options, sampling_settings, token_limit
-from jaxis.tokenizer import Tokenizer
 
 
 def chat_job(request: ChatCompletionRequest, model: ServedModel, request_id: str | None = None) -> GenerationJob:
@@ -28,7 +28,7 @@ def chat_job(request: ChatCompletionRequest, model: ServedModel, request_id: str
     Raises:
       RequestError: A field cannot be honoured.
     """
-    prompt = chat_prompt(request, model.tokenizer)
+    prompt = chat_prompt(request, model)
     model = model.named(request.model)
     check_stream_options(request)
     if request.echo and not request.continue_final_message:
@@ -41,6 +41,8 @@ def chat_job(request: ChatCompletionRequest, model: ServedModel, request_id: str
         "logprobs": (request.top_logprobs or 0) if request.logprobs else None,
         "prediction": None if request.prediction is None else request.prediction.text,
     }
+    if request.thinking_token_budget is None:
+        settings["thinking_token_budget"] = effort_budget(request.reasoning_effort, model)
     choice = request.tool_choice
     tools = choose_tools(
         model,
@@ -60,17 +62,25 @@ def chat_job(request: ChatCompletionRequest, model: ServedModel, request_id: str
     )
 
 
-def chat_prompt(request: ChatCompletionRequest, tokenizer: Tokenizer | None) -> ChatPrompt:
+def chat_prompt(request: ChatCompletionRequest, model: ServedModel) -> ChatPrompt:
     """The prompt of a request.
 
     Raises:
-      RequestError: chat_template_kwargs sets a reserved name, or the template does not read reasoning_effort.
+      RequestError: chat_template_kwargs sets a reserved name, or the model has no use for reasoning_effort.
     """
+    variables = template_variables(request.chat_template_kwargs, model.tokenizer)
+    of_effort = effort_variables(request.reasoning_effort, model)
+    if of_effort is None:
+        budgets = f", and the server knows {', '.join(model.effort_budgets)} only" if model.effort_budgets else ""
+        raise RequestError(
+            f"={request.reasoning_effort!r} cannot be honoured: the model's chat template does not read it{budgets}",
+            param="reasoning_effort",
+        )
     shown = () if request.tool_choice == "none" else request.tools or ()
     return ChatPrompt(
         messages=template_messages(request.messages),
         tools=[tool.model_dump(exclude_unset=True) for tool in shown],
-        variables=template_variables(request.chat_template_kwargs, request.reasoning_effort, tokenizer),
+        variables=variables | of_effort,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
         cache_salt=request.cache_salt,

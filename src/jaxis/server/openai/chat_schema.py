@@ -102,7 +102,7 @@ class ChatCompletionRequest(GenerationRequest, StructuredFields):
       tool_choice: Whether it may ("auto", the default where there are tools), must ("required"), must not ("none"),
         or which one it must call.
       parallel_tool_calls: False keeps the first call of an answer only.
-      reasoning_effort: A variable of the chat template; refused where that does not read it.
+      reasoning_effort: A variable of the chat template, or one of the server's budgets; refused where it is neither.
       include_reasoning: False leaves the reasoning out of the answer.
       modalities: Only ["text"].
       prediction: Where the engine speculates by lookup, makes an answer that is much like it faster; it changes no

@@ -9,9 +9,10 @@ from typing import Any
 from jaxis.errors import RequestError
 from jaxis.parsing.tool_parsers.text_input import TextInputToolParser
 from jaxis.server.generation.answer_format import AnswerFormat, ToolUse, choose_tools
+from jaxis.server.generation.effort import effort_budget, effort_variables
 from jaxis.server.generation.grammar import AnswerGrammar
 from jaxis.server.generation.job import GenerationJob, sampling_params
-from jaxis.server.generation.prompts import ChatPrompt, effort_variables, template_variables
+from jaxis.server.generation.prompts import ChatPrompt, template_variables
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.body import new_id
 from jaxis.server.http.errors import ErrorDialect
@@ -36,7 +37,6 @@ from jaxis.server.openai.response_tools import (
     offered_tools,
 )
 from jaxis.server.openai.settings import sampling_settings
-from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import parsed_arguments
 
 RESPONSE_ERRORS = ErrorDialect(
@@ -64,8 +64,10 @@ def response_job(request: ResponseRequest, model: ServedModel, request_id: str |
         "max_tokens": request.max_output_tokens,
         "logprobs": (request.top_logprobs or 0) if request.wants_logprobs else None,
     }
+    if request.thinking_token_budget is None:
+        settings["thinking_token_budget"] = effort_budget(_effort(request), model)
     offered = offered_tools(request.tools)
-    prompt = _conversation(request, offered, model.tokenizer)
+    prompt = _conversation(request, offered, model)
     answer = AnswerFormat.of_chat(model, _tool_use(request, offered, model), _grammar(request))
     if request.wants_logprobs and answer.is_parsed:
         raise RequestError(
@@ -87,12 +89,11 @@ def response_job(request: ResponseRequest, model: ServedModel, request_id: str |
 def left_out(request: ResponseRequest, model: ServedModel) -> list[str]:
     """Names of the request's parts that have no effect: only other servers have them, or this model reads none."""
     items = () if isinstance(request.input, str) else request.input
-    effort = _effort(request)
     return [
         *(f"tools.{kind}" for kind in hosted_types(request.tools)),
         *(f"input.{item.type}" for item in items if isinstance(item, HostedCall)),
         *(f"include.{name}" for name in request.include or () if name not in INCLUDED),
-        *(["reasoning.effort"] if effort is not None and effort_variables(effort, model.tokenizer) is None else ()),
+        *(["reasoning.effort"] if effort_variables(_effort(request), model) is None else ()),
     ]
 
 
@@ -100,16 +101,15 @@ def _effort(request: ResponseRequest) -> str | None:
     return None if request.reasoning is None else request.reasoning.effort
 
 
-def _conversation(request: ResponseRequest, offered: Sequence[OfferedTool], tokenizer: Tokenizer | None) -> ChatPrompt:
+def _conversation(request: ResponseRequest, offered: Sequence[OfferedTool], model: ServedModel) -> ChatPrompt:
     is_text = isinstance(request.input, str)
     messages = [{"role": "user", "content": request.input}] if is_text else _template_messages(request.input)
     if request.instructions is not None:
         messages.insert(0, {"role": "system", "content": request.instructions})
     if not messages:
         raise RequestError("has nothing to answer but items that have no effect: add a message", param="input")
-    variables = template_variables(request.chat_template_kwargs, None, tokenizer)
-    if (effort := _effort(request)) is not None:
-        variables |= effort_variables(effort, tokenizer) or {}  # clients send one to every model
+    variables = template_variables(request.chat_template_kwargs, model.tokenizer)
+    variables |= effort_variables(_effort(request), model) or {}  # clients send one to every model
     return ChatPrompt(
         messages=messages,
         tools=[] if request.tool_choice == "none" else [tool.for_template for tool in offered],

@@ -127,7 +127,7 @@ async def apply_template(body: ChatCompletionRequest, context: Context, response
     context.model.check_name(body.model)
     response.headers.update(context.ignored_fields.check(body))
     tokenizer = _tokenizer(context)
-    prompt = chat_prompt(body, tokenizer)
+    prompt = chat_prompt(body, context.model)
     return ApplyTemplateResponse(prompt=await context.run_in_worker(lambda: prompt.render(tokenizer)))
 
 
@@ -139,7 +139,7 @@ def _encode(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
     prompt = ChatPrompt(
         messages=template_messages(body.messages),
         tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
-        variables=template_variables(body.chat_template_kwargs, None, tokenizer),
+        variables=template_variables(body.chat_template_kwargs, tokenizer),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
     )
