@@ -122,7 +122,9 @@ def test_every_engine_argument_is_one_of_the_llm():
 def test_options_override_the_checkpoints_sampling_defaults(invoke, chat_llm, monkeypatch):
     seen = []
     stream = chat_llm.stream
-    monkeypatch.setattr(chat_llm, "stream", lambda prompt, params: seen.append(params) or stream(prompt, params))
+    monkeypatch.setattr(
+        chat_llm, "stream", lambda prompt, params, **more: seen.append(params) or stream(prompt, params, **more)
+    )
     invoke("generate", "x", "--top-p", "0.5", "--seed", "3", "--stop", "a", "--stop", "b", "--max-tokens", "4")
     [params] = seen
     assert (params.temperature, params.top_k) == (0.9, 7)  # generation_config.json's
@@ -202,7 +204,7 @@ def test_mistakes(invoke, arguments, exit_code, message):
 
 def test_a_model_without_tokenizer_takes_token_ids_only(monkeypatch, tokens_model):
     with LLM(tokens_model, load_format="dummy", show_progress=False) as llm:
-        monkeypatch.setattr("jaxis.cli.generate.open_llm", lambda model, arguments: contextlib.nullcontext(llm))
+        monkeypatch.setattr("jaxis.cli.generate.open_llm", lambda *args, **options: contextlib.nullcontext(llm))
         refused = CliRunner().invoke(app, ["generate", "m", "hello"])
         answered = CliRunner().invoke(app, ["generate", "m", "1 2", "--token-ids", "--max-tokens", "3"])
     assert refused.exit_code == 1
