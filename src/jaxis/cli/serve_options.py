@@ -206,8 +206,8 @@ class ServerOptions:
     reasoning_effort: Annotated[
         str | None,
         _server(
-            "Tokens that a model may think at each effort, such as low=512,medium=2048,high=8192, where its chat "
-            "template reads none; none is 0.",
+            "Tokens that a model may think at each effort, such as low=512,high=8192, where its chat template reads "
+            "none; none is 0.",
             metavar="EFFORT=TOKENS,...",
         ),
     ] = None
