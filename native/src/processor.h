@@ -17,31 +17,65 @@
 
 namespace jaxis {
 
+#if defined(__x86_64__)
+
+// What the instruction CPUID answers; zeros where the processor does not know the question.
+struct Cpuid {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+
+  explicit Cpuid(unsigned leaf, unsigned subleaf = 0) { __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx); }
+};
+
+// The registers that the operating system saves for each thread (XCR0): others may not be used.
+inline unsigned saved_registers() {
+  constexpr unsigned kOsXsaveBit = 1u << 27;  // without it, there is no instruction to ask with
+  if ((Cpuid(1).ecx & kOsXsaveBit) == 0) return 0;
+  unsigned low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return low;
+}
+
+inline bool has_all(unsigned value, unsigned bits) { return (value & bits) == bits; }
+
+// What the kernels of an instruction set use. Not __builtin_cpu_supports: it reads what the compiler's run-time library
+// has found out, zig's has nothing of the kind, and then it denies everything.
+inline bool has_avx2() {
+  constexpr unsigned kFmaBit = 1u << 12, kF16cBit = 1u << 29, kAvx2Bit = 1u << 5, kYmm = 6;
+  return has_all(Cpuid(1).ecx, kFmaBit | kF16cBit) && has_all(Cpuid(7).ebx, kAvx2Bit) &&
+         has_all(saved_registers(), kYmm);
+}
+
+inline bool has_avx512() {
+  constexpr unsigned kBits = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
+  constexpr unsigned kZmm = 0xe0;
+  return has_avx2() && has_all(Cpuid(7).ebx, kBits) && has_all(saved_registers(), kZmm);
+}
+
+inline bool has_avx512vnni() {
+  constexpr unsigned kVnniBit = 1u << 11;
+  return has_avx512() && has_all(Cpuid(7).ecx, kVnniBit);
+}
+
+// Dot products of bytes in 256 bits, which processors without AVX-512 have since 2021.
+inline bool has_avxvnni() {
+#if defined(JAXIS_EMULATE_AVXVNNI)
+  return has_avx2();  // the tests do what it does: see tests/avxvnni_emulator.cc
+#else
+  constexpr unsigned kAvxVnniBit = 1u << 4;
+  return has_avx2() && has_all(Cpuid(7, 1).eax, kAvxVnniBit);
+#endif
+}
+
 // Whether there are tiles of bytes, and the operating system lets this process use them. It has to be asked, once for
 // all threads, because a thread that uses tiles has eight more kilobytes to be saved.
 inline bool may_use_tiles() {
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__linux__)
   constexpr unsigned kTileBits = 1u << 24 | 1u << 25;  // AMX-TILE, AMX-INT8
-  unsigned eax, ebx, ecx, edx;
-  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kTileBits) != kTileBits) return false;
+  if (!has_all(Cpuid(7).edx, kTileBits)) return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;
-#endif
-}
-
-#if defined(__x86_64__)
-
-// Dot products of bytes in 256 bits, which processors without AVX-512 have since 2021. Compilers' own question for it
-// is younger than the instructions.
-inline bool has_avxvnni() {
-#if defined(JAXIS_EMULATE_AVXVNNI)
-  return true;  // the tests do what it does: see tests/avxvnni_emulator.cc
-#else
-  constexpr unsigned kAvxVnniBit = 1u << 4;
-  unsigned eax, ebx, ecx, edx;
-  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & kAvxVnniBit) != 0;
 #endif
 }
 
@@ -71,16 +105,11 @@ inline bool has_extension(ArmExtension extension) {
 // Whether kernels compiled for an instruction set, which CMakeLists.txt names, run here.
 inline bool processor_has(const char* isa) {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (std::strcmp(isa, "avx2") == 0) return avx2;
-  if (std::strcmp(isa, "avx512") == 0) return avx512;
-  if (std::strcmp(isa, "avxvnni") == 0) return avx2 && has_avxvnni();
-  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-  if (std::strcmp(isa, "avx512vnni") == 0) return vnni;
-  if (std::strcmp(isa, "amx") == 0) return vnni && may_use_tiles();
+  if (std::strcmp(isa, "avx2") == 0) return has_avx2();
+  if (std::strcmp(isa, "avx512") == 0) return has_avx512();
+  if (std::strcmp(isa, "avxvnni") == 0) return has_avxvnni();
+  if (std::strcmp(isa, "avx512vnni") == 0) return has_avx512vnni();
+  if (std::strcmp(isa, "amx") == 0) return has_avx512vnni() && may_use_tiles();
 #endif
 #if defined(__aarch64__)
   const bool dotprod = has_extension(ArmExtension::kDotProd);
