@@ -1,16 +1,14 @@
-"""Which tokens tell a grammar that the reasoning is over."""
+"""Where a grammar begins after the reasoning, for formats whose marks are tokens, several tokens, or text."""
 
 import pytest
 import tokenizers
 
-from jaxis.engine.grammar.delayed_grammar import ReasoningTokens
 from jaxis.parsing.reasoning_parsers import get_reasoning_parser
-from jaxis.server.generation.grammar import reasoning_tokens
+from jaxis.server.generation.grammar import marks_before_answer
 from jaxis.tokenizer import Tokenizer
 
-SPECIAL = ["<|channel|>", "<|message|>", "<|constrain|>"]
+SPECIAL = ["<|channel|>", "<|message|>", "<|constrain|>", "<|channel>", "<channel|>"]
 TAGS = ["<think>", "</think>"]
-COHERE = ["<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>"]
 CHARACTERS = {chr(code): code for code in range(127)}
 
 
@@ -19,30 +17,35 @@ def tokenizer():
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(CHARACTERS, []))
     backend.decoder = tokenizers.decoders.Fuse()
     backend.add_tokens(TAGS)
-    backend.add_special_tokens(SPECIAL + COHERE)
+    backend.add_special_tokens(SPECIAL)
     return Tokenizer(backend)
 
 
 def test_tags(tokenizer):
     parser = get_reasoning_parser("qwen3")
-    opening, closing = (tokenizer.token_to_id(tag) for tag in TAGS)
-    gap = [ord("\n"), ord(" ")]
-    assert reasoning_tokens(parser, "Hi", tokenizer) == ReasoningTokens(False, opening, [[closing]], gap)
-    assert reasoning_tokens(parser, "Hi<think>\n", tokenizer) == ReasoningTokens(True, None, [[closing]], gap)
-    assert reasoning_tokens(parser, "Hi<think>\n\n</think>\n\n", tokenizer) is None
-    assert reasoning_tokens(None, "Hi", tokenizer) is None
-    plain = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE(CHARACTERS, [])))
-    assert reasoning_tokens(parser, "Hi<think>", plain) is None
+    found = marks_before_answer(parser, "Hi", tokenizer)
+    assert (found.opened, found.openings, found.closings) == (False, ("<think>",), ("</think>",))
+    assert marks_before_answer(parser, "Hi<think>\n", tokenizer).opened
+    assert marks_before_answer(parser, "Hi<think>\n\n</think>\n\n", tokenizer) is None
+    assert marks_before_answer(None, "Hi", tokenizer) is None
 
 
 def test_channels(tokenizer):
-    found = reasoning_tokens(get_reasoning_parser("openai_gptoss"), "<|start|>assistant", tokenizer)
-    texts = ["".join(tokenizer.token_text(i) for i in ids) for ids in found.closings]
+    found = marks_before_answer(get_reasoning_parser("openai_gptoss"), "<|start|>assistant", tokenizer)
     assert found.opened
-    assert texts == ["<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>"]
+    assert found.closings == ("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>")
+    found = marks_before_answer(get_reasoning_parser("gemma4"), "Hi", tokenizer)
+    assert found.openings == ("<|channel>thought",)  # a token, and then text
 
 
-def test_the_marker_of_the_answer_may_come_before_the_form(tokenizer):
-    opening, closing, answer = (tokenizer.token_to_id(marker) for marker in COHERE)
-    found = reasoning_tokens(get_reasoning_parser("cohere_command3"), "Hi", tokenizer)
-    assert found == ReasoningTokens(False, opening, [[closing]], [ord("\n"), ord(" "), answer])
+def test_words_open_the_reasoning_only_where_the_prompt_asks_for_them(tokenizer):
+    """An answer may begin with the same words."""
+    parser = get_reasoning_parser("granite")
+    found = marks_before_answer(parser, "Hi", tokenizer)
+    assert (found.openings, found.ends) == (("<think>",), ("</think>",))
+    found = marks_before_answer(parser, "Write your thoughts after 'Here is my thought process:'. Hi", tokenizer)
+    assert found.openings == ("<think>", "Here is my thought process:")
+    assert found.ends == ("</think>", "Here is my response:")
+    plain = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE(CHARACTERS, [])))
+    assert marks_before_answer(parser, "Hi", plain) is None
+    assert marks_before_answer(parser, "Think between <think> and </think>. Hi", plain).openings == ("<think>",)

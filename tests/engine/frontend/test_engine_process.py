@@ -20,7 +20,7 @@ from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.engine.frontend.engine_client import EngineClient, EngineOutputs, Submission, TokenDelta
 from jaxis.engine.frontend.engine_process import EngineProcess
 from jaxis.engine.frontend.output_stream import merge_outputs
-from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, ReasoningTokens
+from jaxis.engine.grammar.delayed_grammar import DelayedGrammar
 from jaxis.engine.grammar.thinking_budget import ThinkingBudget
 from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.errors import CheckpointError, ConfigError, OverloadedError, RequestError, UnavailableError
@@ -340,13 +340,14 @@ def test_every_parameter_is_carried():
 
 
 def test_what_comes_before_a_grammar_is_carried():
-    reasoning = ReasoningTokens(opened=True, opening=None, closings=[[5, 6], [7]], gap=[1])
-    grammar = DelayedGrammar(None, reasoning, [9, 8])
+    tokenizer = ScriptedEngine().grammar_compiler.tokenizer
+    marks = get_reasoning_parser("kimi_k2").marks("Hi <think>")
+    grammar = DelayedGrammar(None, tokenizer, marks, [9, 8])
     params = SamplingParams(structured_outputs=StructuredOutputs(json_object=True))
     command = wire.AddRequest.of(Submission("r", TokenizedPrompt(None, [1]), params, grammar=grammar))
-    back = carried(command, wire.COMMANDS).delay.apply(None)
+    back = carried(command, wire.COMMANDS).delay.apply(None, tokenizer)
     assert back.alternatives == {8, 9}
-    assert dataclasses.asdict(back.reasoning) == dataclasses.asdict(reasoning)
+    assert back.marks == marks
 
 
 def test_a_thinking_budget_is_carried_with_and_without_a_grammar():
@@ -354,8 +355,9 @@ def test_a_thinking_budget_is_carried_with_and_without_a_grammar():
     marks = get_reasoning_parser("qwen3").marks("Hi <think>")
     for more in ({}, {"structured_outputs": StructuredOutputs(regex="ab")}):
         params = SamplingParams(thinking_token_budget=3, **more)
-        reasoning = ReasoningTokens(opened=True, opening=None, closings=[[5, 6]])
-        inner = DelayedGrammar(compiler.compile(params.structured_outputs), reasoning) if more else None
+        inner = None
+        if more:
+            inner = DelayedGrammar(compiler.compile(params.structured_outputs), compiler.tokenizer, marks)
         grammar = ThinkingBudget(marks, 3, compiler.tokenizer, compiler.vocab_size, inner)
         command = wire.AddRequest.of(Submission("r", TokenizedPrompt(None, [1]), params, grammar=grammar))
         back = carried(command, wire.COMMANDS).grammar(compiler)

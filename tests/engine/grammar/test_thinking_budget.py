@@ -10,8 +10,9 @@ import tokenizers
 
 from jaxis import LLM, SamplingParams, StructuredOutputs
 from jaxis.engine.grammar.compiler import GrammarCompiler
-from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, ReasoningTokens
-from jaxis.engine.grammar.thinking_budget import MarkTracker, ThinkingBudget
+from jaxis.engine.grammar.delayed_grammar import DelayedGrammar
+from jaxis.engine.grammar.mark_tracker import MarkTracker
+from jaxis.engine.grammar.thinking_budget import ThinkingBudget
 from jaxis.errors import RequestError
 from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.parsing.reasoning_parsers import REASONING_PARSERS
@@ -171,10 +172,8 @@ def permitted(budget, *token_ids):
 
 
 def test_a_grammar_comes_after_the_end_that_the_budget_forces(compiler):
-    grammar = DelayedGrammar(
-        compiler.compile(StructuredOutputs(regex="ab")), ReasoningTokens(False, OPEN, [[CLOSE]], [NEWLINE])
-    )
     marks = ThinkReasoningParser.marks("Hi")
+    grammar = DelayedGrammar(compiler.compile(StructuredOutputs(regex="ab")), compiler.tokenizer, marks)
     budget = ThinkingBudget(marks, 1, compiler.tokenizer, compiler.vocab_size, grammar)
     assert permitted(budget) == {OPEN, A}
     assert permitted(budget, OPEN) == set(range(40)) - {EOS}

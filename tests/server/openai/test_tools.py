@@ -6,6 +6,7 @@ import json
 import openai
 import pytest
 
+from jaxis.engine.grammar.token_mask import is_allowed
 from jaxis.tokenizer.chat_messages import with_template_arguments
 from jaxis.tokenizer.chat_template import render_chat_template
 from tests.support.scripted_engine import TEMPLATE, ScriptedEngine, connected
@@ -201,12 +202,24 @@ def test_a_template_may_open_the_reasoning(connect):
     assert both(connect(engine))[:2] == ("Sunny.", "Let me see.")
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE.replace("[assistant]", "[assistant]<think>")])
-def test_a_form_without_tokens_for_reasoning_holds_from_the_beginning(connect, template):
-    engine = ScriptedEngine(template)
+def test_a_form_holds_after_reasoning_whose_marks_are_no_tokens(connect):
+    """And from the beginning where nothing tells that the model will open any."""
+    engine = ScriptedEngine(TEMPLATE)
     engine.text = '{"a": 1}'
     assert both(connect(engine), response_format={"type": "json_object"}) == ('{"a": 1}', None, [], "stop")
     assert engine.grammar.new_matcher().token_mask().any()
+    engine = ScriptedEngine(TEMPLATE.replace("[assistant]", "[assistant]<think>"))
+    engine.text = 'Hm.</think>{"a": 1}'
+    assert both(connect(engine), response_format={"type": "json_object"}) == ('{"a": 1}', "Hm.", [], "stop")
+    matcher = engine.grammar.new_matcher()
+    token_ids = engine.tokenizer.encode(engine.text)
+    for count, token_id in enumerate(token_ids):
+        matcher.follow(token_ids[:count])
+        assert is_allowed(matcher.token_mask(), token_id)
+    after = engine.tokenizer.encode("Hm.</think>")
+    matcher = engine.grammar.new_matcher()
+    matcher.follow(after)
+    assert not is_allowed(matcher.token_mask(), engine.tokenizer.encode("H")[0])
 
 
 def test_reasoning_effort_is_the_templates(client, connect, engine):

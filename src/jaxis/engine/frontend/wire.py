@@ -14,7 +14,7 @@ from jaxis.engine.frontend.engine_client import (
     VariantLoad,
 )
 from jaxis.engine.grammar.compiler import CompiledGrammar, GrammarCompiler
-from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, ReasoningTokens
+from jaxis.engine.grammar.delayed_grammar import DelayedGrammar
 from jaxis.engine.grammar.matcher import Grammar
 from jaxis.engine.grammar.thinking_budget import ThinkingBudget
 from jaxis.errors import (
@@ -31,6 +31,7 @@ from jaxis.outputs import RequestOutput
 from jaxis.parsing.reasoning_parsers.base import ReasoningMarks
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
+from jaxis.tokenizer import Tokenizer
 
 _ERRORS: dict[str, type[JaxisError]] = {
     error.__name__: error
@@ -50,12 +51,12 @@ _ERRORS: dict[str, type[JaxisError]] = {
 class GrammarDelay(msgspec.Struct, array_like=True):
     """Text allowed before a grammar, or instead of it; see `DelayedGrammar`."""
 
-    reasoning: ReasoningTokens
+    marks: ReasoningMarks | None
     alternatives: list[int]
 
-    def apply(self, grammar: CompiledGrammar) -> DelayedGrammar:
+    def apply(self, grammar: CompiledGrammar, tokenizer: Tokenizer) -> DelayedGrammar:
         """The grammar, delayed."""
-        return DelayedGrammar(grammar, self.reasoning, self.alternatives)
+        return DelayedGrammar(grammar, tokenizer, self.marks, self.alternatives)
 
 
 class AddRequest(msgspec.Struct, tag="add"):
@@ -77,7 +78,7 @@ class AddRequest(msgspec.Struct, tag="add"):
         if isinstance(grammar, ThinkingBudget):
             grammar, budgeted = grammar.grammar, grammar.marks
         if isinstance(grammar, DelayedGrammar):
-            delay = GrammarDelay(grammar.reasoning, list(grammar.alternatives))
+            delay = GrammarDelay(grammar.marks, list(grammar.alternatives))
         return cls(new.request_id, new.prompt, new.params, new.priority, new.client, new.final_only, delay, budgeted)
 
     def grammar(self, compiler: GrammarCompiler) -> Grammar | None:
@@ -87,10 +88,10 @@ class AddRequest(msgspec.Struct, tag="add"):
           compiler: Of the engine's process. The server's process has found that the grammar compiles in time.
         """
         grammar: Grammar | None = None
+        budget, tokenizer = self.params.thinking_token_budget, compiler.tokenizer
         if self.params.structured_outputs is not None:
             compiled = compiler.compile(self.params.structured_outputs, limited=False)
-            grammar = compiled if self.delay is None else self.delay.apply(compiled)
-        budget, tokenizer = self.params.thinking_token_budget, compiler.tokenizer
+            grammar = compiled if self.delay is None or tokenizer is None else self.delay.apply(compiled, tokenizer)
         if self.budgeted is None or budget is None or tokenizer is None:
             return grammar
         return ThinkingBudget(self.budgeted, budget, tokenizer, compiler.vocab_size, grammar)

@@ -3,63 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from jaxis.engine.grammar.compiler import CompiledGrammar, GrammarMatcher
-from jaxis.engine.grammar.token_mask import pack_token_ids
+from jaxis.engine.grammar.mark_tracker import MarkTracker
+from jaxis.engine.grammar.token_mask import is_allowed, pack_token_ids
+from jaxis.engine.grammar.token_prefixes import token_prefixes
+from jaxis.parsing.reasoning_parsers.base import ReasoningMarks
+from jaxis.tokenizer import Tokenizer
 
-
-@dataclass(frozen=True)
-class ReasoningTokens:
-    """How reasoning is marked in a completion.
-
-    Attributes:
-      opened: The completion begins inside the reasoning.
-      opening: If not `opened`, the first token that opens the reasoning; None if there is no reasoning then.
-      closings: Sequences of tokens, each of which ends the reasoning.
-      gap: Tokens of white space or of markers, one of which may come between reasoning and grammar.
-    """
-
-    opened: bool
-    opening: int | None
-    closings: Sequence[Sequence[int]]
-    gap: Collection[int] = ()
-
-
-class ReasoningTracker:
-    """Where one completion's reasoning ends.
-
-    Attributes:
-      in_reasoning: The newest token is part of it.
-      num_tokens: Its tokens so far, including those that open and close it.
-    """
-
-    def __init__(self, reasoning: ReasoningTokens) -> None:
-        self.in_reasoning = reasoning.opened
-        self.num_tokens = 0
-        self._reasoning = reasoning
-        self._is_over = False
-
-    def follow(self, output_token_ids: Sequence[int]) -> None:
-        """Takes in the tokens generated since the last call."""
-        while not self._is_over and self.num_tokens < len(output_token_ids):
-            if self.in_reasoning:
-                self.num_tokens += 1
-                self.in_reasoning = not self._is_closed(output_token_ids)
-            elif self.num_tokens == 0 and output_token_ids[0] == self._reasoning.opening:
-                self.num_tokens = 1
-                self.in_reasoning = True
-            self._is_over = not self.in_reasoning
-
-    def _is_closed(self, token_ids: Sequence[int]) -> bool:
-        end = self.num_tokens
-        return any(
-            end >= len(closing) and list(token_ids[end - len(closing) : end]) == list(closing)
-            for closing in self._reasoning.closings
-        )
+_GAPS = ("\n\n", "\n", " ")
 
 
 class DelayedGrammar:
@@ -67,42 +22,93 @@ class DelayedGrammar:
 
     Args:
       grammar: The grammar.
-      reasoning: How to recognize what comes before it; None if nothing does.
+      tokenizer: The model's.
+      marks: How to recognize what comes before the grammar; None if nothing does.
       alternatives: Tokens that may come instead of the grammar's first one; what follows them is unconstrained.
     """
 
     def __init__(
-        self, grammar: CompiledGrammar, reasoning: ReasoningTokens | None, alternatives: Collection[int] = ()
+        self,
+        grammar: CompiledGrammar,
+        tokenizer: Tokenizer,
+        marks: ReasoningMarks | None,
+        alternatives: Collection[int] = (),
     ) -> None:
         self._grammar = grammar
-        self.reasoning = reasoning or ReasoningTokens(opened=False, opening=None, closings=())
+        self.marks = marks
         self.alternatives = frozenset(alternatives)
+        self._tokens = None if marks is None else MarkTokens(marks, tokenizer)
 
     def new_matcher(self, stop_token_ids: Collection[int] = ()) -> DelayedMatcher:
         """Follows one completion from its start; see `CompiledGrammar.new_matcher`."""
-        return DelayedMatcher(self._grammar.new_matcher(stop_token_ids), self.reasoning, self.alternatives)
+        return DelayedMatcher(self._grammar.new_matcher(stop_token_ids), self._tokens, self.alternatives)
+
+
+class MarkTokens:
+    """The tokens that may spell the marks around what comes before a grammar.
+
+    Attributes:
+      gap: Tokens of white space or of markers, one of which may come between it and the grammar.
+      interruptions: Tokens that end it and belong to what comes next.
+      unfit: Tokens that would end it and also hold the beginning of what comes next.
+    """
+
+    def __init__(self, marks: ReasoningMarks, tokenizer: Tokenizer) -> None:
+        self.marks = marks
+        gaps = [tokenizer.encode(text, add_special_tokens=False) for text in (*_GAPS, *marks.answer_openings)]
+        self.gap = frozenset(ids[0] for ids in gaps if len(ids) == 1)
+        self.interruptions = frozenset(
+            token_id for mark in marks.interruptions if (token_id := tokenizer.token_to_id(mark)) is not None
+        )
+        self._tokenizer = tokenizer
+        self._prefixes = token_prefixes(tokenizer)
+        self._closings = [mark.encode() for mark in marks.closings]
+        self._opening_ids = {mark.encode(): tokenizer.token_to_id(mark) for mark in marks.openings}
+        self.unfit = frozenset(i for closing in self._closings for i in self._prefixes.beyond_inner(closing))
+
+    def new_tracker(self) -> MarkTracker:
+        """Follows one completion from its start."""
+        return MarkTracker(self.marks, self._tokenizer)
+
+    def opening(self, text: bytes) -> Iterator[int]:
+        """The tokens that bring a completion of this text nearer to an opening, as the model writes it."""
+        for mark, token_id in self._opening_ids.items():
+            if token_id is not None:
+                yield from () if text else (token_id,)
+            elif mark.startswith(text):
+                yield from self._prefixes.toward(mark[len(text) :])
+
+    def unfit_after(self, text: bytes) -> Iterator[int]:
+        """The tokens that are like `unfit` after this text."""
+        for closing in self._closings:
+            for length in range(1, len(closing)):
+                if text.endswith(closing[:length]):
+                    yield from self._prefixes.beyond(closing[length:])
 
 
 class DelayedMatcher:
-    """Where one completion stands: in its reasoning, or in its grammar. A `Matcher`.
+    """Where one completion stands: before its grammar, or in it. A `Matcher`.
 
     Within its reasoning, a completion can end only by reaching its greatest length.
     """
 
-    def __init__(self, matcher: GrammarMatcher, reasoning: ReasoningTokens, alternatives: Collection[int]) -> None:
+    def __init__(self, matcher: GrammarMatcher, tokens: MarkTokens | None, alternatives: Collection[int]) -> None:
         self._matcher = matcher
-        self._tracker = ReasoningTracker(reasoning)
-        self._gap_tokens = reasoning.gap
+        self._tokens = tokens
+        self._tracker = None if tokens is None else tokens.new_tracker()
         self._alternatives = alternatives
         self._num_followed = 0
-        self._grammar_start: int | None = None  # the first token that it applies to; None while unknown
+        self._grammar_start = None if tokens else 0  # the first token that it applies to; None while unknown
         self._is_alternative = False
+        # For text that may be the beginning of what opens the reasoning, or that of the grammar.
+        self._early = None if tokens is None or tokens.marks.opened else matcher.fork()
         self._all_tokens = matcher.vocabulary_mask
-        self._reasoning_mask = self._all_tokens & ~matcher.end_mask
-        opening = [] if reasoning.opening is None else [reasoning.opening]
-        self._opening_mask = self._pack(opening)
-        self._gap_mask = self._pack(reasoning.gap)
-        self._alternatives_mask = self._pack(alternatives) & self._reasoning_mask
+        without_end = self._all_tokens & ~matcher.end_mask
+        self._alternatives_mask = self._pack(alternatives) & without_end
+        first_mask = matcher.token_mask() | self._alternatives_mask
+        interruptions, unfit = (frozenset(), frozenset()) if tokens is None else (tokens.interruptions, tokens.unfit)
+        self._fit_mask = ~self._pack(unfit)
+        self._reasoning_mask = without_end & self._fit_mask & ~(self._pack(interruptions) & ~first_mask)
 
     @property
     def param(self) -> str:
@@ -123,34 +129,62 @@ class DelayedMatcher:
         """Another matcher that stands where this one does."""
         fork = copy.copy(self)
         fork._matcher, fork._tracker = self._matcher.fork(), copy.copy(self._tracker)
+        fork._early = None if self._early is None else self._early.fork()
         return fork
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
         """Takes in the tokens generated since the last call."""
-        self._num_followed = len(output_token_ids)
         if self._grammar_start is None:
-            self._tracker.follow(output_token_ids)
-            end = self._tracker.num_tokens
-            if not self._tracker.in_reasoning and end < self._num_followed:
-                has_gap = end > 0 and output_token_ids[end] in self._gap_tokens
-                self._grammar_start = end + has_gap
+            self._find_start(output_token_ids)
+        self._num_followed = len(output_token_ids)
         if self._grammar_start is not None and self._grammar_start < self._num_followed:
             self._is_alternative = output_token_ids[self._grammar_start] in self._alternatives
             if not self._is_alternative:
                 self._matcher.follow(output_token_ids[self._grammar_start :])
 
+    def _find_start(self, token_ids: Sequence[int]) -> None:
+        tokens, tracker = self._tokens, self._tracker
+        assert tokens is not None
+        assert tracker is not None
+        tracker.follow(token_ids)
+        if tracker.end is not None:
+            self._grammar_start = self._start_after(tracker.end, token_ids, tokens, tracker)
+        elif tracker.is_over:
+            self._grammar_start = 0
+        elif not tracker.in_reasoning and self._early is not None:
+            for count in range(self._num_followed, len(token_ids)):
+                if not is_allowed(self._early.token_mask(), token_ids[count]):
+                    self._early = None
+                    return
+                self._early.follow(token_ids[: count + 1])
+
+    def _start_after(self, end: int, token_ids: Sequence[int], tokens: MarkTokens, tracker: MarkTracker) -> int | None:
+        """Where the grammar begins if what comes before it has ended; None if only the next token will tell."""
+        if token_ids[end - 1] in tokens.interruptions:
+            return end - 1
+        if tracker.rest:
+            return end
+        return None if end == len(token_ids) else end + (token_ids[end] in tokens.gap)
+
     def token_mask(self) -> np.ndarray:
         """Which tokens may come next, int32 [ceil(V / 32)] as `Matcher.token_mask`."""
-        if self._tracker.in_reasoning:
-            return self._reasoning_mask
         if self._is_alternative:
             return self._all_tokens
-        mask = self._matcher.token_mask()
-        if self._grammar_start is None:
-            mask = mask | (self._gap_mask if self._num_followed else self._opening_mask)
-        if self._grammar_start in (None, self._num_followed):
-            mask = mask | self._alternatives_mask
-        return mask
+        if self._grammar_start is not None:
+            mask = self._matcher.token_mask()
+            return mask | self._alternatives_mask if self._grammar_start == self._num_followed else mask
+        tokens, tracker = self._tokens, self._tracker
+        assert tokens is not None
+        assert tracker is not None
+        if tracker.end is not None:
+            return self._matcher.token_mask() | self._alternatives_mask | self._pack(tokens.gap)
+        if tracker.in_reasoning:
+            unfit = list(tokens.unfit_after(tracker.text))
+            return self._reasoning_mask & ~self._pack(unfit) if unfit else self._reasoning_mask
+        mask = self._pack(list(tokens.opening(tracker.text))) & self._fit_mask
+        if self._early is not None:
+            mask = mask | self._early.token_mask()
+        return mask if self._num_followed else mask | self._alternatives_mask
 
     def _pack(self, token_ids: Collection[int]) -> np.ndarray:
         return pack_token_ids(token_ids, 32 * len(self._all_tokens))

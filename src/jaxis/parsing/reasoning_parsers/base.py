@@ -20,6 +20,8 @@ class ReasoningMarks:
       openings: What may open it, if nothing but white space comes before.
       ends: For each of them, what ends the reasoning that it began; the first also for what the prompt opened.
       closings: Whatever may end it, calls of tools included.
+      interruptions: Those of them that belong to what comes after.
+      answer_openings: Special tokens, one of which may come between the reasoning and the answer.
       repeats: Reasoning may come several times, and anywhere.
       refused: What comes before, and a word that opens reasoning where it follows it; None if no single word does.
     """
@@ -28,6 +30,8 @@ class ReasoningMarks:
     openings: tuple[str, ...]
     ends: tuple[str, ...]
     closings: tuple[str, ...]
+    interruptions: tuple[str, ...] = ()
+    answer_openings: tuple[str, ...] = ()
     repeats: bool = False
     refused: tuple[str, str] | None = None
 
@@ -76,6 +80,11 @@ class ReasoningParser(ABC):
     @classmethod
     def marks(cls, prompt: str) -> ReasoningMarks | None:
         """How an answer's reasoning is marked; None if the prompt leaves no place for any."""
+        return cls.marks_before_answer(prompt)
+
+    @classmethod
+    def marks_before_answer(cls, prompt: str) -> ReasoningMarks | None:
+        """How all that comes before the answer itself is marked; None if the prompt ends with it."""
         prompt = prompt.rstrip()
         if prompt.endswith(cls.closings):
             return None
@@ -84,6 +93,8 @@ class ReasoningParser(ABC):
             openings=(cls.opening, *cls.more_openings),
             ends=(cls.closings[0], *cls.more_openings.values()),
             closings=(*cls.closings, *cls.interruptions),
+            interruptions=cls.interruptions,
+            answer_openings=cls.answer_openings,
         )
 
     def feed(self, delta_text: str) -> list[Event]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from jaxis.engine.grammar.thinking_budget import MarkTracker
+from jaxis.engine.grammar.mark_tracker import MarkTracker
 from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.parsing.output_parser import OutputParser
 from jaxis.parsing.parser_events import (
@@ -15,7 +15,7 @@ from jaxis.parsing.parser_events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from jaxis.server.generation.grammar import reasoning_tokens
+from jaxis.server.generation.grammar import marks_before_answer
 from jaxis.server.generation.job import GenerationJob
 
 
@@ -147,8 +147,8 @@ class _CompletionReader:
         self._parallel_tool_calls = answer.tools.parallel
         self._token_ids: list[int] = []
         reasoning_parser = answer.reasoning_parser
-        reasoning = reasoning_tokens(reasoning_parser, prompt, job.model.tokenizer)
-        if answer.grammar is not None and reasoning is None and not answer.grammar.holds_reasoning:
+        before = marks_before_answer(reasoning_parser, prompt, job.model.tokenizer)
+        if answer.grammar is not None and before is None and not answer.grammar.holds_reasoning:
             reasoning_parser = None  # the grammar applies from the first token
         tokenizer, marks = job.model.tokenizer, reasoning_parser and reasoning_parser.marks(prompt)
         self._tracker = MarkTracker(marks, tokenizer) if marks and tokenizer else None

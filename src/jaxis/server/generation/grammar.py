@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jaxis.engine.grammar.delayed_grammar import ReasoningTokens
 from jaxis.errors import RequestError
-from jaxis.parsing.reasoning_parsers.base import ReasoningParser
+from jaxis.parsing.reasoning_parsers.base import ReasoningMarks, ReasoningParser
 from jaxis.parsing.tool_parsers.call_grammar import escape_source, literal
 from jaxis.structured_outputs import StructuredOutputs
 from jaxis.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from jaxis.engine.grammar.compiler import CompiledGrammar, GrammarCompiler
-
-_GAPS = ("\n\n", "\n", " ")
 
 
 @dataclass(frozen=True)
@@ -78,10 +76,13 @@ class AnswerGrammar:
         return error.about(self.field) if is_constraint else error
 
 
-def reasoning_tokens(
+def marks_before_answer(
     parser: type[ReasoningParser] | None, prompt: str, tokenizer: Tokenizer | None
-) -> ReasoningTokens | None:
-    """Which tokens delimit an answer's reasoning.
+) -> ReasoningMarks | None:
+    """How that is marked which may come before what a grammar applies to: the reasoning.
+
+    Words that open the reasoning are also words with which an answer begins. Where a grammar forbids those, they are
+    taken for an opening only if the prompt asks for them.
 
     Args:
       parser: Parses the model's reasoning.
@@ -89,21 +90,24 @@ def reasoning_tokens(
       tokenizer: The model's.
 
     Returns:
-      None if there is no reasoning, or its tokens do not show where it ends: a grammar then applies from the first
-      token.
+      None if there is no reasoning: a grammar then applies from the first token.
     """
-    if parser is None or tokenizer is None:
+    marks = None if parser is None or tokenizer is None else parser.marks_before_answer(prompt)
+    if marks is None or tokenizer is None or marks.opened:
+        return marks
+    kept = [
+        (opening, end)
+        for opening, end in zip(marks.openings, marks.ends, strict=True)
+        if opening in prompt or _begins_with_token(opening, tokenizer)
+    ]
+    if not kept:
         return None
-    prompt = prompt.rstrip()
-    if prompt.endswith(parser.closings):
-        return None
-    closings = [tokenizer.encode(text, add_special_tokens=False) for text in parser.closings]
-    # A marker of ordinary tokens may be tokenized differently elsewhere.
-    closings = [ids for ids in closings if len(ids) == 1 or ids[0] in tokenizer.special_token_ids]
-    opened = parser.opened_by(prompt)
-    opening = None if opened else tokenizer.token_to_id(parser.opening)
-    if not closings or (not opened and opening is None):
-        return None
-    gaps = (tokenizer.encode(text, add_special_tokens=False) for text in (*_GAPS, *parser.answer_openings))
-    gap = [ids[0] for ids in gaps if len(ids) == 1]
-    return ReasoningTokens(opened, opening, closings, gap)
+    openings, ends = zip(*kept, strict=True)
+    return dataclasses.replace(marks, openings=openings, ends=ends)
+
+
+def _begins_with_token(opening: str, tokenizer: Tokenizer) -> bool:
+    """Whether a mark is a token of its own, or begins with a special one."""
+    if tokenizer.token_to_id(opening) is not None:
+        return True
+    return tokenizer.encode(opening, add_special_tokens=False)[0] in tokenizer.special_token_ids

@@ -14,7 +14,7 @@ from jaxis.errors import RequestError
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.generation.answer_format import AnswerFormat
-from jaxis.server.generation.grammar import reasoning_tokens
+from jaxis.server.generation.grammar import marks_before_answer
 from jaxis.server.generation.prompts import JobPrompts
 from jaxis.server.generation.served_model import ServedModel
 
@@ -86,11 +86,12 @@ class GenerationJob:
         grammar = self.answer.grammar.compile(compiler)
         if self.answer.grammar.holds_reasoning:
             return grammar
-        reasoning = reasoning_tokens(self.answer.reasoning_parser, prompt.text or "", self.model.tokenizer)
+        tokenizer = self.model.tokenizer
+        marks = marks_before_answer(self.answer.reasoning_parser, prompt.text or "", tokenizer)
         alternatives = () if self.answer.grammar.holds_calls else self.answer.tools.call_tokens
-        if reasoning is None and not alternatives:
+        if tokenizer is None or (marks is None and not alternatives):
             return grammar
-        return DelayedGrammar(grammar, reasoning, alternatives)
+        return DelayedGrammar(grammar, tokenizer, marks, alternatives)
 
 
 def sampling_params(model: ServedModel, given: Mapping[str, Any], answer: AnswerFormat) -> SamplingParams:
