@@ -40,11 +40,12 @@ MARKERS = (
     r"<\|[a-z_]+>|<[a-z_]+\|>",
     r"<｜[^｜]*｜>|｜DSML｜",
     r"\[[A-Z_]{4,}\]",
+    r"<(?:start|end)_function_[a-z]+>|<escape>",
     r"</?(?:tool_call|arg_key|arg_value|minimax:tool_call|seed:tool_call|tool_sep|tool_calls)>",
 )
 # Rendering removes the line breaks after their blocks, and a template that only mentions another marker.
-TRIMMED = {"deepseek_v32", "glm", "hy_v3", "cohere", "command_r", "granite_33"}
-PYTHON = {"seed_oss", "lfm2", "olmo3"}  # the templates write lists and booleans as Python does
+TRIMMED = {"deepseek_v32", "gemma3", "glm", "hy_v3", "cohere", "command_r", "granite_33"}
+PYTHON = {"seed_oss"}  # the template writes lists and booleans as Python does
 # What ends a turn ends the answer, and is in no grammar.
 ENDS = (
     "</s>",
@@ -60,12 +61,15 @@ ENDS = (
     "<|end|>",
     "<|end_of_text|>",
     "<|END_OF_TURN_TOKEN|>",
+    "<start_function_response>",
+    "<|python_end|>",
 )
 # How a call begins in formats whose whole answer has a form: messages with headers, or text that begins with no brace.
 BEGINNINGS = {
     "openai": "<|channel|>commentary to=functions.{}",
     "muse_glimmer": " to={}<|message|>",
     "llama3_json": "{{",
+    "pythonic": "[",
 }
 PIECES = ["the", "ing", '": ', '", "', '"}', "}}", "\n\n", "=[", "</", "<p", "12", "é", "日", "name", "\\n", "> <"]
 

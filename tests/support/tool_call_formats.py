@@ -123,6 +123,15 @@ GEMMA4 = Format(
     + _END,
     "gemma4",
 )
+FUNCTIONGEMMA = Format(
+    "functiongemma",
+    _GEMMA4_VALUE.replace('<|"|>', "<escape>")
+    + _LOOP
+    + "{{ m.content }}"
+    + _CALLS
+    + "<start_function_call>call:{{ f.name }}{{ value(f.arguments) }}<end_function_call>{% endfor %}"
+    "<start_function_response>" + _END,
+)
 QWEN3_CODER = Format(
     "qwen3_coder",
     _LOOP + "{{ m.content }}" + _CALLS + "\n<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}"
@@ -217,6 +226,25 @@ OLMO3 = Format(
     + "{{ '\n' if not loop.last }}{% endfor %}"
     "</function_calls>" + _END,
     "deepseek_r1",
+)
+GEMMA3 = Format(
+    "gemma3",
+    _LOOP
+    + "{{ m.content }}\n```tool_code\n"
+    + _CALLS
+    + _PYTHON_CALL
+    + "{{ '\n' if not loop.last }}{% endfor %}\n```"
+    + _END,
+)
+PYTHONIC = Format(
+    "pythonic",
+    _LOOP
+    + "{# [func_name1(params_name1=params_value1)] #}["
+    + _CALLS
+    + _PYTHON_CALL
+    + "{{ ', ' if not loop.last }}{% endfor %}]<|python_end|><|eot|>"
+    + _END,
+    has_content=False,
 )
 PHI4_MINI = Format(
     "phi4_mini_json",

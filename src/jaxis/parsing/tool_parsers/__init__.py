@@ -13,7 +13,7 @@ from jaxis.parsing.tool_parsers.call_list import (
     HunyuanToolParser,
     NemotronNanoV2ToolParser,
 )
-from jaxis.parsing.tool_parsers.gemma4 import Gemma4ToolParser
+from jaxis.parsing.tool_parsers.gemma4 import FunctionGemmaToolParser, Gemma4ToolParser
 from jaxis.parsing.tool_parsers.harmony import HarmonyToolParser
 from jaxis.parsing.tool_parsers.invocations import DeepSeekV32ToolParser, MiniMaxM2ToolParser, MuseGlimmerToolParser
 from jaxis.parsing.tool_parsers.json_call import (
@@ -23,7 +23,12 @@ from jaxis.parsing.tool_parsers.json_call import (
     LlamaToolParser,
     MistralToolParser,
 )
-from jaxis.parsing.tool_parsers.pythonic import LFM2ToolParser, Olmo3ToolParser
+from jaxis.parsing.tool_parsers.pythonic import (
+    Gemma3ToolParser,
+    LFM2ToolParser,
+    Olmo3ToolParser,
+    PythonListToolParser,
+)
 from jaxis.parsing.tool_parsers.xml_call import (
     GLMToolParser,
     HunyuanV3ToolParser,
@@ -40,6 +45,8 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "deepseek_v3": DeepSeekToolParser,
     "deepseek_v31": DeepSeekToolParser,
     "deepseek_v32": DeepSeekV32ToolParser,
+    "functiongemma": FunctionGemmaToolParser,
+    "gemma3": Gemma3ToolParser,
     "gemma4": Gemma4ToolParser,
     "glm45": GLMToolParser,
     "granite": GraniteToolParser,
@@ -49,6 +56,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "kimi_k2": KimiToolParser,
     "lfm2": LFM2ToolParser,
     "llama3_json": LlamaToolParser,
+    "llama4_pythonic": PythonListToolParser,
     "minimax_m2": MiniMaxM2ToolParser,
     "mistral": MistralToolParser,
     "muse_glimmer": MuseGlimmerToolParser,
@@ -56,6 +64,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "olmo3": Olmo3ToolParser,
     "openai": HarmonyToolParser,
     "phi4_mini_json": CallListToolParser,
+    "pythonic": PythonListToolParser,
     "qwen3_coder": Qwen3CoderToolParser,
     "seed_oss": SeedOssToolParser,
 }

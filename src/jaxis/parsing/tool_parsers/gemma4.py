@@ -1,4 +1,4 @@
-"""Gemma 4: `<|tool_call>call:f{k:<|"|>v<|"|>,n:1}<tool_call|>`."""
+"""Gemma's own notation of calls: `<|tool_call>call:f{k:<|"|>v<|"|>,n:1}<tool_call|>`, and FunctionGemma's markers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxis.parsing.text_reader import EndOfTextError, Reading
 from jaxis.parsing.tool_parsers.base import ToolParser
@@ -15,29 +15,35 @@ from jaxis.parsing.tool_parsers.json_value import MAX_DEPTH, MalformedCallError,
 from jaxis.parsing.tool_parsers.tools import FunctionTool
 from jaxis.parsing.tool_parsers.xml_call import value_types
 
-_QUOTE = '<|"|>'
 _CLOSINGS = {"{": "}", "[": "]"}
 _KEY = re.compile(r'[^:,{}\[\]<"\n]+')
 
 
 class Gemma4ToolParser(ToolParser):
-    """Arguments are like JSON, but keys have no quotes, and strings, which have no escapes, have a token for them."""
+    """Arguments are like JSON, but keys have no quotes, and strings, which have no escapes, have a token for them.
+
+    Attributes:
+      quote: That token.
+      closing: What ends a call.
+    """
 
     needs_special_tokens = True
     openers = call_markers = ("<|tool_call>",)
     dropped = ("<|tool_response>", "<turn|>", "<eos>")
     call_opening = "<|tool_call>"
+    quote: ClassVar[str] = '<|"|>'
+    closing: ClassVar[str] = "<tool_call|>"
 
     @classmethod
     def write_calls(cls, grammar: CallGrammar) -> str:
         calls = (f"{literal(f'call:{tool.name}')} {cls._write_object(grammar, tool, tool)}" for tool in grammar.tools)
-        return f"{grammar.choice(calls)} {grammar.text('<tool_call|>')}"
+        return f"{grammar.choice(calls)} {grammar.text(cls.closing)}"
 
     @classmethod
     def _write_value(cls, grammar: CallGrammar, tool: FunctionTool, schema: Mapping[str, Any]) -> str:
         """A value; one whose schema is not simple is written as JSON, which models read and write too."""
         if value_types(schema) == {"string"}:
-            return f"{grammar.text(_QUOTE)} {grammar.verbatim_string(schema, _QUOTE)}"
+            return f"{grammar.text(cls.quote)} {grammar.verbatim_string(schema, cls.quote)}"
         items = schema.get("items")
         if schema.get("type") == "array" and isinstance(items, Mapping) and schema.keys() <= {"type", "items"}:
             item = grammar.rule(cls._write_value(grammar, tool, items))
@@ -68,7 +74,7 @@ class Gemma4ToolParser(ToolParser):
         yield from self._read_value(0)
         self._arguments_done = True
         yield from self._reader.skip_space()
-        yield from self._reader.take_if("<tool_call|>")
+        yield from self._reader.take_if(self.closing)
         self._end_call()
 
     def _read_value(self, depth: int) -> Reading[None]:
@@ -79,9 +85,9 @@ class Gemma4ToolParser(ToolParser):
             yield from self._read_items(first, depth + 1)
         elif first == '"':
             self._add_arguments(_quoted((yield from read_json_string(self._reader))))
-        elif (yield from self._reader.take_if(_QUOTE)):
+        elif (yield from self._reader.take_if(self.quote)):
             self._add_arguments('"')
-            marker = yield from self._reader.until((_QUOTE,), lambda text: self._add_arguments(_quoted(text)[1:-1]))
+            marker = yield from self._reader.until((self.quote,), lambda text: self._add_arguments(_quoted(text)[1:-1]))
             if marker is None:
                 raise EndOfTextError
             self._add_arguments('"')
@@ -114,8 +120,8 @@ class Gemma4ToolParser(ToolParser):
         first = yield from self._reader.skip_space()
         if first == '"':
             pieces.append((yield from read_json_string(self._reader)))
-        elif (yield from self._reader.take_if(_QUOTE)):
-            if (yield from self._reader.until((_QUOTE,), pieces.append)) is None:
+        elif (yield from self._reader.take_if(self.quote)):
+            if (yield from self._reader.until((self.quote,), pieces.append)) is None:
                 raise EndOfTextError
         else:
             pieces.append((yield from self._reader.take_while(lambda text: _KEY.fullmatch(text) is not None)).strip())
@@ -123,6 +129,16 @@ class Gemma4ToolParser(ToolParser):
         if not (key := "".join(pieces)):
             raise MalformedCallError
         return key
+
+
+class FunctionGemmaToolParser(Gemma4ToolParser):
+    """FunctionGemma: `<start_function_call>call:f{k:<escape>v<escape>,n:1}<end_function_call>`, once for each call."""
+
+    openers = call_markers = ("<start_function_call>",)
+    dropped = ("<start_function_response>", "<end_of_turn>", "<eos>")
+    call_opening = "<start_function_call>"
+    quote = "<escape>"
+    closing = "<end_function_call>"
 
 
 def _quoted(text: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxis.parsing.text_reader import EndOfTextError, Reading, TextReader
-from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, UnwritableCallError, literal, tool_arguments
+from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, UnwritableCallError, literal, moved, tool_arguments
 from jaxis.parsing.tool_parsers.json_call import JSONToolParser
 from jaxis.parsing.tool_parsers.json_value import MAX_DEPTH, MalformedCallError, expect, read_literal
 from jaxis.parsing.tool_parsers.tools import FunctionTool
@@ -135,6 +135,10 @@ def _escape(text: str) -> str:
 
 
 _KEYWORD = re.compile(r"[^\W\d]\w*")
+_FENCE = "```"
+_SINGLE_QUOTED = r"/'([^'\\\x00-\x1f]|\\['\\nrt])*'/"
+_ARRAY_KEYS = {"type", "items", "minItems", "maxItems"}
+_SCALARS = (str, int, float, type(None))
 
 
 class PythonicToolParser(JSONToolParser):
@@ -156,22 +160,64 @@ class PythonicToolParser(JSONToolParser):
         return grammar.rule(grammar.choice(calls))
 
     @classmethod
+    def write_list(cls, grammar: CallGrammar) -> str:
+        """Calls in a list, without its brackets."""
+        return grammar.repeated(cls.write_python_call(grammar), literal(", "))
+
+    @classmethod
     def _write_value(cls, grammar: CallGrammar, tool: FunctionTool, schema: Mapping[str, Any]) -> str:
-        """A value in Python's spelling, or in JSON's inside of lists and dictionaries."""
+        """A literal; one whose schema is not simple is written as JSON, which models read and write too."""
+        schema = moved(schema, "#")  # without annotations
+        if "const" in schema or "enum" in schema:
+            values = [schema["const"]] if "const" in schema else schema["enum"]
+            if schema.keys() - {"type", "const", "enum"} or not all(isinstance(value, _SCALARS) for value in values):
+                return grammar.json_argument(tool, schema)
+            fitting = [spelling for value in values if _has_type(value, schema) for spelling in _spellings(value)]
+            if not fitting:
+                raise UnwritableCallError("an argument that no value fits")
+            return grammar.choice(fitting)
         types = schema.get("type")
-        if isinstance(types, list) and types and "enum" not in schema and "const" not in schema:
+        if isinstance(types, list) and types:
             return grammar.choice(cls._write_value(grammar, tool, {**schema, "type": kind}) for kind in types)
         options = schema.get("anyOf")
         if isinstance(options, list) and schema.keys() == {"anyOf"}:
             return grammar.choice(cls._write_value(grammar, tool, option) for option in options)
-        if schema == {"type": "boolean"}:
-            return '("True" | "False")'
-        return '"None"' if schema == {"type": "null"} else grammar.json_argument(tool, schema)
+        if schema.keys() == {"type"} and types in ("boolean", "null"):
+            return '("True" | "False")' if types == "boolean" else '"None"'
+        if schema == {"type": "string"}:
+            return grammar.choice((grammar.json(schema), grammar.terminal(_SINGLE_QUOTED)))
+        items = schema.get("items")
+        if types == "array" and isinstance(items, Mapping) and schema.keys() <= _ARRAY_KEYS:
+            return cls._write_array(grammar, grammar.rule(cls._write_value(grammar, tool, items)), schema)
+        if types == "object" and schema.get("properties"):
+            with contextlib.suppress(UnwritableCallError):
+                return cls._write_dictionary(grammar, tool, FunctionTool(tool.name, None, schema))
+        return grammar.json_argument(tool, schema)
+
+    @classmethod
+    def _write_array(cls, grammar: CallGrammar, item: str, schema: Mapping[str, Any]) -> str:
+        low, high = schema.get("minItems", 0), schema.get("maxItems")
+        if high is not None and high < max(low, 1):
+            return literal("[]")
+        more = f'(", " {item}){{{max(low - 1, 0)},{"" if high is None else high - 1}}}'
+        items = grammar.rule(f"{item} {more}" if high != 1 else item)
+        return f'"[" {items}{"" if low else "?"} "]"'
+
+    @classmethod
+    def _write_dictionary(cls, grammar: CallGrammar, tool: FunctionTool, given: FunctionTool) -> str:
+        members = []
+        for key, schema, is_required in tool_arguments(given):
+            value = cls._write_value(grammar, tool, schema)
+            name = grammar.choice(_spellings(key))
+            members.append((grammar.rule(f'{name} ": " {value}'), is_required))
+        return f'"{{" {grammar.listed(members, literal(", "))} "}}"'
 
     def _read_python_call(self) -> Reading[None]:
         """Reads a call up to its closing parenthesis."""
-        name = yield from self._read_name()
+        name = self._function_name((yield from self._read_name()))
         yield from expect(self._reader, "(")
+        if not self._is_call(name):
+            raise MalformedCallError
         self._start_call(name)
         self._add_arguments("{")
         separator = ""
@@ -191,12 +237,122 @@ class PythonicToolParser(JSONToolParser):
         self._add_arguments("}")
         self._arguments_done = True
 
+    def _function_name(self, name: str) -> str:
+        """The function that a call with this name calls."""
+        return name
+
     def _read_keyword(self) -> Reading[str]:
         keyword = yield from self._reader.take_while(lambda text: _KEYWORD.fullmatch(text) is not None)
         yield from expect(self._reader, "=")
         if not keyword:
             raise MalformedCallError
         return keyword
+
+
+def _has_type(value: object, schema: Mapping[str, Any]) -> bool:
+    types = schema.get("type", [])
+    types = [types] if isinstance(types, str) else types
+    return not types or bool(_types_of(value) & set(types))
+
+
+def _types_of(value: object) -> set[str]:
+    """JSON schema's names for the type of a string, number, boolean or null."""
+    match value:
+        case bool():
+            return {"boolean"}
+        case None:
+            return {"null"}
+        case str():
+            return {"string"}
+        case float() if not value.is_integer():
+            return {"number"}
+    return {"number", "integer"}
+
+
+def _spellings(value: object) -> Iterable[str]:
+    """A string, number, boolean or None as Python writes it; strings with either quotation mark."""
+    is_constant = value is None or isinstance(value, bool)
+    spellings = [repr(value)] if is_constant else [json.dumps(value, ensure_ascii=False), repr(value)]
+    return map(literal, dict.fromkeys(spellings))
+
+
+class PythonListToolParser(PythonicToolParser):
+    """Llama 3.2, Llama 4, Gemma 3 and ToolACE: `[f(k="v"), g()]` as the whole message.
+
+    Llama 4 may write special tokens around it. A list without one before it may be an answer: it is a call only if the
+    message begins with it and it names a function that was offered.
+    """
+
+    openers = ("<|python_start|>", "<|python_tag|>")
+    dropped = ("<|python_end|>", "<|eot|>", "<|eom|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
+
+    @classmethod
+    def write_answer(cls, grammar: CallGrammar, answer: str | None, *, must_call: bool) -> str:
+        """A list of calls; text that is none does not begin as one does, with a bracket."""
+        calls = grammar.rule(f'"[" {cls.write_list(grammar)} "]"')
+        if must_call:
+            return calls
+        after_token = (f"{grammar.text(token)} {calls}" for token in cls.openers if grammar.has_token(token))
+        if answer is not None:
+            return grammar.choice((answer, calls, *after_token))
+        text = grammar.terminal(r"/\s*([^\s\[](?s:.*))?/")
+        text = grammar.rule(f"{text} {grammar.more_free_text(*cls.openers)}")
+        return grammar.choice((text, calls, *after_token))
+
+    def _read(self) -> Reading[None]:
+        yield from self._attempt("")
+        yield from super()._read()
+
+    def _read_call(self, opener: str) -> Reading[None]:
+        if opener:
+            self._reader.record()  # a special token is not content
+        yield from expect(self._reader, "[")
+        yield from self._read_listed_calls(self._read_python_call)
+
+    def _is_call(self, name: str) -> bool:
+        return not self._tools or name in self._tools
+
+
+class Gemma3ToolParser(PythonicToolParser):
+    """Gemma 3, asked for code: calls in a block that is fenced as `tool_code`, one a line, or in a list.
+
+    The model may print them (`print(f(k="v"))`), or take them from a module (`default_api.f(k="v")`).
+    """
+
+    openers = (f"{_FENCE}tool_code",)
+    call_opening = f"{_FENCE}tool_code\n"
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        calls = grammar.repeated(cls.write_python_call(grammar), literal("\n"))
+        return " ".join((calls, grammar.text(f"\n{_FENCE}")))
+
+    def _read_call(self, _opener: str) -> Reading[None]:
+        if (yield from self._reader.skip_space()) == "[":
+            self._reader.skip(1)
+            yield from self._read_listed_calls(self._read_line)
+            yield from self._reader.skip_space()
+            with contextlib.suppress(EndOfTextError):
+                yield from self._reader.take_if(_FENCE)
+            return
+        closed = False
+        while not closed:
+            yield from self._read_line()
+            self._end_call()
+            yield from self._reader.skip_space()
+            with contextlib.suppress(EndOfTextError):
+                closed = yield from self._reader.take_if(_FENCE)
+            if not (yield from self._reader.peek()):
+                return
+
+    def _read_line(self) -> Reading[None]:
+        is_printed = "print" not in self._tools and (yield from self._reader.take_if("print("))
+        yield from self._read_python_call()
+        if is_printed:
+            yield from expect(self._reader, ")")
+
+    def _function_name(self, name: str) -> str:
+        return name if name in self._tools else name.removeprefix("default_api.")
 
 
 class LFM2ToolParser(PythonicToolParser):
@@ -209,8 +365,7 @@ class LFM2ToolParser(PythonicToolParser):
 
     @classmethod
     def write_calls(cls, grammar: CallGrammar) -> str:
-        calls = grammar.repeated(cls.write_python_call(grammar), literal(", "))
-        return f"{calls} {grammar.text(']<|tool_call_end|>')}"
+        return f"{cls.write_list(grammar)} {grammar.text(']<|tool_call_end|>')}"
 
     def _read_call(self, _opener: str) -> Reading[None]:
         yield from expect(self._reader, "[")
