@@ -157,18 +157,21 @@ class AdapterStore:
                 if variant in self._removed:
                     self.remove(variant)
 
-    def take(self, variant: bytes) -> bool:
+    def has_place(self, variant: bytes) -> bool:
+        """See `Places`."""
+        return not variant or variant in self._places or bool(self._free) or self._unused() is not None
+
+    def take(self, variant: bytes) -> None:
         """See `Places`."""
         if not variant:
-            return True
+            return
         if variant not in self._places:
-            if not self._free and not self._free_a_place():
-                return False
+            if not self._free and (unused := self._unused()) is not None:
+                self._free.append(self._places.pop(unused))
             self._places[variant] = self._free.pop()
             self._model.put(self._known[variant].changes, self._places[variant])
         self._places.move_to_end(variant)
         self._running[variant] += 1
-        return True
 
     def give_back(self, variant: bytes) -> None:
         """See `Places`."""
@@ -177,8 +180,6 @@ class AdapterStore:
             if not self._running[variant]:
                 del self._running[variant]
 
-    def _free_a_place(self) -> bool:
-        unused = next((variant for variant in self._places if not self._running[variant]), None)
-        if unused is not None:
-            self._free.append(self._places.pop(unused))
-        return unused is not None
+    def _unused(self) -> bytes | None:
+        """The variant that has a place, needs none, and was used least recently."""
+        return next((variant for variant in self._places if not self._running[variant]), None)

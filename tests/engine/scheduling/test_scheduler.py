@@ -6,6 +6,7 @@ import pytest
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.places import NoPlaces, Places
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
@@ -20,12 +21,14 @@ def make_scheduler(
     max_num_seqs: int = 4,
     max_num_batched_tokens: int = 16,
     max_model_len: int = 64,
+    places: Places | None = None,
 ) -> Scheduler:
     return Scheduler(
         BlockManager({FULL_CONTEXT: num_blocks}, block_size, enable_prefix_caching=True),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
+        places=places,
     )
 
 
@@ -37,6 +40,7 @@ def add(
     arrival: int = 0,
     priority: int = 0,
     client: str | None = None,
+    variant: bytes = b"",
     **sampling: object,
 ) -> Sequence:
     """Queues a sequence whose prompt no other shares."""
@@ -51,6 +55,7 @@ def add(
         arrival=arrival,
         priority=priority,
         client=client,
+        variant=variant,
     )
     scheduler.add_sequence(sequence)
     return sequence
@@ -135,6 +140,49 @@ class TestBatching:
     def test_budget_must_let_every_request_decode(self) -> None:
         with pytest.raises(ConfigError, match="max_num_batched_tokens=3 is less than max_num_seqs=4"):
             make_scheduler(max_num_seqs=4, max_num_batched_tokens=3)
+
+
+class OnePlace(NoPlaces):
+    """A place for one variant at a time, which sequences of the variant share."""
+
+    def __init__(self) -> None:
+        self.users: list[bytes] = []
+
+    def has_place(self, variant: bytes) -> bool:
+        return not variant or set(self.users) <= {variant}
+
+    def take(self, variant: bytes) -> None:
+        assert self.has_place(variant)
+        self.users += [variant] * bool(variant)
+
+    def give_back(self, variant: bytes) -> None:
+        if variant:
+            self.users.remove(variant)
+
+
+class TestPlaces:
+    def test_what_needs_no_place_passes_what_waits_for_one_and_nothing_else_does(self) -> None:
+        scheduler = make_scheduler(places=OnePlace())
+        first = add(scheduler, "a", 2, arrival=0, variant=b"x", max_tokens=2)
+        add(scheduler, "b", 2, arrival=1, variant=b"y", max_tokens=2)
+        add(scheduler, "c", 2, arrival=2, variant=b"x", max_tokens=2)  # would keep the place from b
+        add(scheduler, "d", 2, arrival=3, max_tokens=4)
+        add(scheduler, "e", 2, arrival=4, max_tokens=4)
+        assert shape(run(scheduler)) == [("a", 0, 2, True), ("d", 0, 2, True), ("e", 0, 2, True)]
+        assert [name for name, *_ in shape(run(scheduler))] == ["a", "d", "e"]
+        assert first.status.finished
+        assert [name for name, *_ in shape(run(scheduler))] == ["d", "e", "b"]
+        assert [name for name, *_ in shape(run(scheduler))] == ["b", "d", "e"]
+        assert [name for name, *_ in shape(run(scheduler))] == ["c"]
+
+    def test_a_preempted_sequence_gives_its_place_back(self) -> None:
+        places = OnePlace()
+        scheduler = make_scheduler(num_blocks=4, places=places)
+        add(scheduler, "a", 8, arrival=0)
+        add(scheduler, "b", 4, arrival=1, variant=b"x")
+        while not run(scheduler).preempted:
+            assert places.users == [b"x"]
+        assert places.users == []
 
 
 class TestPrefixCache:

@@ -20,8 +20,12 @@ class Places(Protocol):
         """A sequence that joined has ended."""
         ...
 
-    def take(self, variant: bytes) -> bool:
-        """Gives a sequence that is about to run a place for its variant; False if there is none now."""
+    def has_place(self, variant: bytes) -> bool:
+        """Whether a sequence of this variant could `take` a place now; always so for b"", which needs none."""
+        ...
+
+    def take(self, variant: bytes) -> None:
+        """Gives a sequence that is about to run the place that there is for its variant."""
         ...
 
     def give_back(self, variant: bytes) -> None:
@@ -41,9 +45,12 @@ class NoPlaces:
     def leave(self, variant: bytes) -> None:
         """See `Places`."""
 
-    def take(self, variant: bytes) -> bool:
+    def has_place(self, variant: bytes) -> bool:
         """See `Places`."""
         return not variant
+
+    def take(self, variant: bytes) -> None:
+        """See `Places`."""
 
     def give_back(self, variant: bytes) -> None:
         """See `Places`."""

@@ -348,7 +348,7 @@ class Scheduler:
 
     def _make_way(self) -> None:
         """Preempts a sequence of a client that runs too many, where another client's next sequence finds no room."""
-        waiting = self._waiting.head()
+        waiting = self._next_waiting()
         if waiting is None or waiting.num_inflight_tokens > 0:
             return
         if len(self._running) < self.max_num_seqs and self.block_manager.has_room_for(waiting.num_tokens):
@@ -361,6 +361,14 @@ class Scheduler:
                 self._preempt(self._running.pop(index))
                 return
 
+    def _next_waiting(self) -> Sequence | None:
+        """The sequence to admit next. One whose variant finds no place lets those pass that need none, and no others:
+        it would never get one while newer sequences keep taking the places that become free."""
+        sequence = self._waiting.head()
+        if sequence is None or self._places.has_place(sequence.variant):
+            return sequence
+        return self._waiting.head(without_variant=True)
+
     def _admit_before(self, running: Sequence | None, budget: int) -> Sequence | None:
         """Admits the next waiting sequence, if it is to be served before a running one (None: there is none).
 
@@ -369,7 +377,7 @@ class Scheduler:
         """
         if len(self._running) >= self.max_num_seqs:
             return None
-        sequence = self._waiting.head()
+        sequence = self._next_waiting()
         # A preempted sequence with a token in flight cannot be computed anew before the host knows that token.
         if sequence is None or sequence.num_inflight_tokens > 0:
             return None
@@ -378,11 +386,9 @@ class Scheduler:
         blocks = self.block_manager
         prefix = blocks.get_cached_prefix(sequence)
         num_tokens = min(sequence.num_tokens, prefix.num_blocks * blocks.block_size + budget)
-        if not self._places.take(sequence.variant):
-            return None
         if not blocks.admit(sequence, prefix, num_tokens, self.max_num_batched_tokens):
-            self._places.give_back(sequence.variant)
             return None
+        self._places.take(sequence.variant)
         self._waiting.pop(sequence)
         bisect.insort(self._running, sequence, key=attrgetter("service_order"))
         sequence.status = SequenceStatus.RUNNING

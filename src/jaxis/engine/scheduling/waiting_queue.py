@@ -19,36 +19,46 @@ class WaitingQueue:
 
     def __init__(self, shares: FairShares) -> None:
         self._shares = shares
-        # One heap a client. The turns of clients change with every step, the order within a client never.
-        self._heaps: dict[str | None, list[tuple[tuple[int, int], int, Sequence]]] = {}
+        # One heap a client, and another for those with variants of the model. The turns of clients change with every
+        # step, the order within a heap never.
+        self._heaps: dict[tuple[str | None, bool], list[tuple[tuple[int, int], int, Sequence]]] = {}
         self._num_pushes = 0
 
     def push(self, sequence: Sequence) -> None:
         """Queues a sequence."""
         # The count breaks ties, since sequences do not compare.
         self._num_pushes += 1
-        heap = self._heaps.setdefault(sequence.client, [])
+        heap = self._heaps.setdefault(_key(sequence), [])
         heapq.heappush(heap, (sequence.service_order, self._num_pushes, sequence))
 
-    def head(self) -> Sequence | None:
-        """The next unfinished sequence, left in the queue; None if there is none."""
-        heads = [sequence for client in list(self._heaps) if (sequence := self._head_of(client)) is not None]
+    def head(self, *, without_variant: bool = False) -> Sequence | None:
+        """The next unfinished sequence, left in the queue; None if there is none.
+
+        Args:
+          without_variant: Of those that run the model itself.
+        """
+        keys = [key for key in self._heaps if not (without_variant and key[1])]
+        heads = [sequence for key in keys if (sequence := self._head_of(key)) is not None]
         return min(heads, key=self.order, default=None)
 
     def pop(self, sequence: Sequence) -> None:
         """Takes out the sequence that `head` just returned."""
-        heapq.heappop(self._heaps[sequence.client])
+        heapq.heappop(self._heaps[_key(sequence)])
 
     def order(self, sequence: Sequence) -> tuple[int, int, int]:
         """Sorts sequences, running ones as well: the smallest is served first."""
         priority, arrival = sequence.service_order
         return priority, self._shares.turn(sequence.client), arrival
 
-    def _head_of(self, client: str | None) -> Sequence | None:
-        heap = self._heaps[client]
+    def _head_of(self, key: tuple[str | None, bool]) -> Sequence | None:
+        heap = self._heaps[key]
         while heap and heap[0][2].status.finished:
             heapq.heappop(heap)
         if not heap:
-            del self._heaps[client]
+            del self._heaps[key]
             return None
         return heap[0][2]
+
+
+def _key(sequence: Sequence) -> tuple[str | None, bool]:
+    return sequence.client, bool(sequence.variant)
