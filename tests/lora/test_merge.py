@@ -84,7 +84,7 @@ def test_the_merged_weights_are_then_quantized(base, tmp_path):
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
         ({"a_key_of_tomorrow": 3}, "a_key_of_tomorrow=3"),
-        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
+        ({"target_parameters": "experts.down_proj"}, "target_parameters"),
         ({"r": 0}, "r=0"),
         ({"rank_pattern": {"q_proj": "8"}}, "rank_pattern"),
         ({"rank_pattern": {"(": 8}}, "invalid regular expression"),

@@ -34,7 +34,7 @@ def low_rank(x: jax.Array, slots: jax.Array, stacks: Sequence[LowRankStack]) -> 
     Args:
       x: [T, in].
       slots: i32 [T], from 0 to S.
-      stacks: At most MAX_MATRICES.
+      stacks: Any number.
 
     Returns:
       float32 [T, out] of each stack.
@@ -42,7 +42,11 @@ def low_rank(x: jax.Array, slots: jax.Array, stacks: Sequence[LowRankStack]) -> 
     x = x.astype(jnp.float32)
     if not native.usable():
         return [_definition(x, slots, stack) for stack in stacks]
-    assert len(stacks) <= MAX_MATRICES
+    parts = (stacks[i : i + MAX_MATRICES] for i in range(0, len(stacks), MAX_MATRICES))
+    return [product for part in parts for product in _native(x, slots, part)]
+
+
+def _native(x: jax.Array, slots: jax.Array, stacks: Sequence[LowRankStack]) -> list[jax.Array]:
     outputs = [jax.ShapeDtypeStruct((x.shape[0], stack.b.shape[2]), jnp.float32) for stack in stacks]
     return list(native.call("low_rank", outputs, x, slots, *(array for stack in stacks for array in stack)))
 

@@ -37,10 +37,12 @@ class JaxLinear(JaxModule):
 
     Attributes:
       addition: What is added to the product; None: nothing.
+      has_moved_rows: Whether several devices have the outputs in another order than the checkpoint, or repeated.
     """
 
     weight: nnx.Param
     addition: LowRankAddition | None = None
+    has_moved_rows = False
     can_be_packed = True
 
     def __init__(

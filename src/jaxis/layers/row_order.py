@@ -39,6 +39,7 @@ def has_movable_rows(layer: JaxLinear) -> bool:
 def put_in_order(order: RowOrder) -> None:
     """Gives a loaded layer the rows of its weight and bias, each device its own part."""
     layer, rows = order
+    layer.has_moved_rows = True
     layer.weight.set_value(_on_devices(layer.weight.get_value(), rows, layer.kernel_axes))
     if layer.bias is not None:
         layer.bias.set_value(_on_devices(layer.bias.get_value(), rows, layer.kernel_axes[:1]))

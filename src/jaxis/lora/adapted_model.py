@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 import jax
@@ -16,14 +16,13 @@ from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.errors import ConfigError
 from jaxis.layers.addition import LowRankAddition, StepRows
 from jaxis.layers.checkpoint_names import checkpoint_names_of
-from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.linear import JaxLinear
-from jaxis.layers.mlp import GatedMLP, UngatedMLP
-from jaxis.layers.module import JaxModule, named_children, named_modules
+from jaxis.layers.module import JaxModule, named_modules
+from jaxis.layers.routing import JaxRouter
 from jaxis.lora.adapter import Adapter, LowRankChange
 
-# Modules that pass each token of a step, in its order, through all of their linear layers by calling them.
-_PARENTS = (GroupedQueryAttention, GatedMLP, UngatedMLP)
+# Linear layers that are called with each token of a step, in its order. Others are absorbed or see some rows only.
+_KINDS = (JaxLinear, JaxRouter)
 _TABLES = ("a", "b", "ranks")
 _MOST_HEADER_BYTES = 64 << 20
 
@@ -41,7 +40,9 @@ class AdaptedModel:
         model = base.model
         self.num_places, self.max_rank = num_places, max_rank
         self._names = checkpoint_names_of(model)
-        self._layers = {name: layer for name, layer in _adaptable(model) if not name.startswith("draft.")}
+        found = dict(_adaptable(model))
+        self._layers = {name: layer for name, layer in found.items() if not layer.has_moved_rows}
+        self._moved = found.keys() - self._layers.keys()
         rows = StepRows()
         for layer in self._layers.values():
             sizes = layer.input_size, layer.output_size
@@ -58,8 +59,7 @@ class AdaptedModel:
     @property
     def bytes_per_place(self) -> int:
         """Bytes of one adapter's matrices."""
-        sizes = (layer.input_size + layer.output_size for layer in self._layers.values())
-        return 4 * self.max_rank * sum(sizes)
+        return _place_bytes(self._layers.values(), self.max_rank)
 
     @property
     def most_file_bytes(self) -> int:
@@ -83,20 +83,29 @@ class AdaptedModel:
                 f"{adapter.path} replaces {min(adapter.replaced)!r}, which is the same for all requests: merge it "
                 "while loading (--adapter FOLDER --merge)"
             )
+        if adapter.experts:
+            raise ConfigError(
+                f"{adapter.path} changes {min(adapter.experts)!r}, experts, which cannot be changed for some requests "
+                "only: merge it while loading (--adapter FOLDER --merge)"
+            )
         changes: dict[str, LowRankChange] = {}
         for theirs, change in adapter.changes.items():
             name = self._names.name_here(theirs)
             layer = self._layers.get(name)
             if layer is None or change.is_embedding or change.magnitude is not None:
-                what = "with use_dora" if change.magnitude is not None else "which is not a linear layer that it can"
+                what = "which is not a linear layer that can be changed for some requests only"
+                if change.magnitude is not None:
+                    what = "with use_dora, which cannot be for some requests only"
+                if name in self._moved:
+                    what = "of which several devices have the outputs in another order"
                 raise ConfigError(
-                    f"{adapter.path} changes {theirs!r}, {what} change for some requests only: merge it while loading "
-                    "(--adapter FOLDER --merge)"
+                    f"{adapter.path} changes {theirs!r}, {what}: merge it while loading (--adapter FOLDER --merge)"
                 )
-            if change.weight_shape != (layer.output_size, layer.input_size):
+            if (change.output_size, change.input_size) != (layer.output_size, layer.input_size):
                 raise ConfigError(
-                    f"{adapter.path}: {theirs!r} is for a weight of shape {list(change.weight_shape)}, but the model's "
-                    f"is [{layer.output_size}, {layer.input_size}]: the adapter was trained on another model"
+                    f"{adapter.path}: {theirs!r} is for {change.input_size} features in and {change.output_size} out, "
+                    f"but the model's has {layer.input_size} and {layer.output_size}: the adapter was trained on "
+                    "another model"
                 )
             if change.rank > self.max_rank:
                 raise ConfigError(
@@ -121,13 +130,21 @@ class AdaptedModel:
 _ROWS = "step_rows"
 
 
+def place_bytes(model: JaxModule, max_rank: int) -> int:
+    """Bytes of one adapter's matrices beside a model, which may be one without weights."""
+    return _place_bytes([layer for _, layer in _adaptable(model)], max_rank)
+
+
+def _place_bytes(layers: Iterable[JaxLinear], max_rank: int) -> int:
+    return 4 * max_rank * sum(layer.input_size + layer.output_size for layer in layers)
+
+
 def _adaptable(model: JaxModule) -> list[tuple[str, JaxLinear]]:
     return [
-        (f"{parent_name}.{name}", child)
-        for parent_name, parent in named_modules(model)
-        if isinstance(parent, _PARENTS)
-        for name, child in named_children(parent)
-        if isinstance(child, JaxLinear) and not isinstance(child.quant_method, ApplyingQuantMethod)
+        (name, layer)
+        for name, layer in named_modules(model)
+        if isinstance(layer, JaxLinear) and type(layer) in _KINDS
+        if not isinstance(layer.quant_method, ApplyingQuantMethod) and not name.startswith("draft.")
     ]
 
 

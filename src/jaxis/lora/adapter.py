@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.loading.safetensors import SafetensorsFile
+from jaxis.lora.expert_change import STACKS, ExpertChange
 from jaxis.lora.peft_config import CONFIG_FILE, AdapterConfig, read_adapter_config
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -34,6 +35,7 @@ class LowRankChange:
       scale: alpha / r, or with rsLoRA alpha / sqrt(r).
       magnitude: [out], the norms to which the rows of W + scale * B A are scaled (DoRA); None if they are not.
       is_embedding: Whether the module looks up rows.
+      is_transposed: Whether the module's weight is stored as [in, out], as embeddings and GPT-2's layers are.
     """
 
     a: np.ndarray
@@ -41,6 +43,7 @@ class LowRankChange:
     scale: float
     magnitude: np.ndarray | None = None
     is_embedding: bool = False
+    is_transposed: bool = False
 
     @property
     def rank(self) -> int:
@@ -49,17 +52,28 @@ class LowRankChange:
 
     @property
     def weight_shape(self) -> tuple[int, int]:
-        """The shape of the module's weight: [out, in], or [V, E] of an embedding."""
-        shape = (self.b.shape[0], self.a.shape[1])
-        return (shape[1], shape[0]) if self.is_embedding else shape
+        """The shape of the module's weight as it is stored."""
+        if self.is_transposed:
+            return self.input_size, self.output_size
+        return self.output_size, self.input_size
+
+    @property
+    def input_size(self) -> int:
+        """Features in; V of an embedding."""
+        return self.a.shape[1]
+
+    @property
+    def output_size(self) -> int:
+        """Features out."""
+        return self.b.shape[0]
 
     def merged(self, weight: np.ndarray) -> np.ndarray:
         """weight, of `weight_shape`, with this change: in float32."""
         product = np.float32(self.scale) * (self.b.astype(np.float32) @ self.a.astype(np.float32))
-        merged = weight.astype(np.float32) + (product.T if self.is_embedding else product)
+        merged = weight.astype(np.float32) + (product.T if self.is_transposed else product)
         if self.magnitude is not None:
-            # DoRA's norms are those of the output features: of an embedding, its columns.
-            axis = 0 if self.is_embedding else 1
+            # DoRA's norms are those of the output features.
+            axis = 0 if self.is_transposed else 1
             norms = np.linalg.norm(merged, axis=axis, keepdims=True)
             magnitude = self.magnitude.astype(np.float32)
             merged *= np.expand_dims(magnitude, axis) / norms
@@ -76,6 +90,7 @@ class Adapter:
       digest: SHA-256 of its files' bytes: equal digests mean equal outputs.
       changes: Module -> what is added to it. Names are those of the checkpoint that it was trained on.
       replaced: Tensor -> what it is instead: whole weights, and biases.
+      experts: Stacked parameter of experts -> what is added to it.
     """
 
     path: Path
@@ -83,6 +98,7 @@ class Adapter:
     digest: bytes
     changes: Mapping[str, LowRankChange]
     replaced: Mapping[str, np.ndarray]
+    experts: Mapping[str, ExpertChange]
 
     @property
     def max_rank(self) -> int:
@@ -114,20 +130,28 @@ def read_adapter(path: str | os.PathLike[str]) -> Adapter:
         )
         raise CheckpointError(f"{folder} has no {WEIGHTS_FILE}: {hint}")
     with SafetensorsFile(weights) as file:
-        changes, replaced = _Tensors(file, config).read()
-    return Adapter(folder, config, digest_of(folder), changes, replaced)
+        tensors = _Tensors(file, config)
+        tensors.read()
+    return Adapter(folder, config, digest_of(folder), tensors.changes, tensors.replaced, tensors.experts)
 
 
 class _Tensors:
-    """Sorts the tensors of a file; looks at names and shapes before it touches the data."""
+    """Sorts the tensors of a file; looks at names and shapes before it touches the data.
+
+    Attributes:
+      changes, replaced, experts: See `Adapter`.
+    """
 
     def __init__(self, file: SafetensorsFile, config: AdapterConfig) -> None:
         self._file = file
         self._config = config
+        self.changes: dict[str, LowRankChange] = {}
+        self.replaced: dict[str, np.ndarray] = {}
+        self.experts: dict[str, ExpertChange] = {}
 
-    def read(self) -> tuple[dict[str, LowRankChange], dict[str, np.ndarray]]:
+    def read(self) -> None:
+        """Reads all of them."""
         parts: dict[str, dict[str, str]] = {}
-        replaced: dict[str, np.ndarray] = {}
         for name in self._file.names:
             if self._file.info(name).dtype not in _FLOATS:
                 raise self._fault(name, f"is {self._file.info(name).dtype}, expected float32, bfloat16 or float16")
@@ -139,12 +163,37 @@ class _Tensors:
             elif ".lora_" in module:
                 raise self._fault(name, "is of a kind that is not supported")
             elif self._is_replaced(module):
-                replaced[module.replace(".base_layer.", ".")] = self._file.tensor(name)
+                self.replaced[module.replace(".base_layer.", ".")] = self._file.tensor(name)
             else:
                 raise self._fault(name, f"belongs to none of the modules that {CONFIG_FILE} names")
-        if not parts and not replaced:
+        if not parts and not self.replaced:
             raise CheckpointError(f"{self._file.path} has no tensors: the adapter was not saved whole")
-        return {module: self._change(module, names) for module, names in parts.items()}, replaced
+        for module, names in parts.items():
+            if (stack := self._stack(module, has_inner=f"{module}.base_layer" in parts)) is None:
+                self.changes[module] = self._change(module, names)
+            else:
+                self.experts[stack] = self._expert_change(module, stack, names)
+
+    def _stack(self, module: str, *, has_inner: bool) -> str | None:
+        """The stacked parameter of experts that a module's tensors change; None: they change a module."""
+        experts = module.removesuffix(".base_layer")
+        if not experts.endswith("experts") or self._config.changes(module):
+            return None
+        named = [stack for stack in STACKS if self._config.changes_parameter(f"{experts}.{stack}")]
+        if len(named) > 1:
+            named = named[:1] if experts != module else named[1:] if has_inner else []
+        return f"{experts}.{named[0]}" if named else None
+
+    def _expert_change(self, module: str, stack: str, names: Mapping[str, str]) -> ExpertChange:
+        kinds = ("lora_A.weight", "lora_B.weight")
+        self._check_parts(module, names, kinds)
+        rank, (a, b) = self._config.rank_of(stack), (self._file.info(names[kind]).shape for kind in kinds)
+        if len(a) != 2 or len(b) != 2 or a[0] != b[1] or a[0] % rank:
+            raise self._fault(
+                names[kinds[0]], f"has shape {list(a)}, and lora_B {list(b)}: expected rank {rank} of each"
+            )
+        stacks = [self._file.tensor(names[kind]) for kind in kinds]
+        return ExpertChange.of(stacks[0], stacks[1], rank, self._config.scale_of(stack))
 
     def _is_replaced(self, name: str) -> bool:
         """Whether the config says that the adapter has this tensor whole."""
@@ -163,17 +212,13 @@ class _Tensors:
         is_embedding = any("embedding" in part for part in names)
         kinds = ("lora_embedding_A", "lora_embedding_B") if is_embedding else ("lora_A.weight", "lora_B.weight")
         dora = ("lora_magnitude_vector",) if self._config.use_dora else ()
-        for part in (*kinds, *dora):
-            if part not in names:
-                raise CheckpointError(
-                    f"{self._file.path} has no tensor {_PREFIX}{module}.{part}: the adapter was not saved whole"
-                )
-        for part, name in names.items():
-            if part not in (*kinds, *dora):
-                raise self._fault(name, f"is not expected by {CONFIG_FILE}")
+        self._check_parts(module, names, (*kinds, *dora))
+        name = module
         if not self._config.changes(module):
-            raise self._fault(names[kinds[0]], f"is of a module that {CONFIG_FILE} does not name")
-        rank, sizes = self._config.rank_of(module), [self._file.info(names[kind]).shape for kind in kinds]
+            name = f"{module}.weight"
+            if not self._config.changes_parameter(name):
+                raise self._fault(names[kinds[0]], f"is of a module that {CONFIG_FILE} does not name")
+        rank, sizes = self._config.rank_of(name), [self._file.info(names[kind]).shape for kind in kinds]
         shape_a, shape_b = sizes
         if len(shape_a) != 2 or shape_a[0] != rank:
             raise self._fault(names[kinds[0]], f"has shape {list(shape_a)}, expected [{rank}, ...]: its rank")
@@ -186,7 +231,18 @@ class _Tensors:
             if math.prod(magnitude.shape) != shape_b[0]:
                 raise self._fault(names[dora[0]], f"has shape {list(magnitude.shape)}, expected [{shape_b[0]}]")
             magnitude = magnitude.reshape(-1)
-        return LowRankChange(a, b, self._config.scale_of(module), magnitude, is_embedding)
+        is_transposed = is_embedding or self._config.is_transposed
+        return LowRankChange(a, b, self._config.scale_of(name), magnitude, is_embedding, is_transposed)
+
+    def _check_parts(self, module: str, names: Mapping[str, str], expected: Sequence[str]) -> None:
+        for part in expected:
+            if part not in names:
+                raise CheckpointError(
+                    f"{self._file.path} has no tensor {_PREFIX}{module}.{part}: the adapter was not saved whole"
+                )
+        for part, name in names.items():
+            if part not in expected:
+                raise self._fault(name, f"is not expected by {CONFIG_FILE}")
 
     def _fault(self, name: str, what: str) -> CheckpointError:
         return CheckpointError(f"{self._file.path}: tensor {name!r} {what}")

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.lora.adapter import Adapter, not_in_model, read_adapter
+from jaxis.lora.expert_change import part_of_expert, stack_and_part
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _HEAD, _EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
@@ -40,6 +41,7 @@ class _Merge:
         # Modules' and tensors' names as the model has them -> as the adapter has them.
         self._changes = {name_here(f"{module}.weight"): module for module in adapter.changes}
         self._replaced = {name_here(tensor): tensor for tensor in adapter.replaced}
+        self._experts = {name_here(stack): stack for stack in adapter.experts}
         self._seen: set[str] = set()
 
     def changed(self, name: str, tensor: np.ndarray) -> np.ndarray:
@@ -53,10 +55,22 @@ class _Merge:
             change = self._adapter.changes[module]
             self._check(module, tensor, change.weight_shape)
             tensor = change.merged(tensor).astype(tensor.dtype)
-        return tensor
+        return self._with_experts(name, tensor) if self._experts else tensor
+
+    def _with_experts(self, name: str, tensor: np.ndarray) -> np.ndarray:
+        """The tensor with what is added to it as a stack, or as a part of one."""
+        part = stack_and_part(name)
+        theirs = self._experts.get(name if part is None else part[0])
+        if theirs is None:
+            return tensor
+        change = self._adapter.experts[theirs]
+        added = change.of_stack(tensor.shape) if part is None else part_of_expert(change, *part[1:])
+        self._check(theirs, tensor, None if added is None else added.shape)
+        self._seen.add(name if part is None else part[0])
+        return (tensor.astype(np.float32) + added).astype(tensor.dtype)
 
     def check_all_used(self) -> None:
-        for name, theirs in {**self._replaced, **self._changes}.items():
+        for name, theirs in {**self._replaced, **self._changes, **self._experts}.items():
             if name not in self._seen:
                 raise not_in_model(self._adapter, theirs)
         if _is_tied(self._seen) and (changed := self._changed_embedding()) is not None:
@@ -71,15 +85,16 @@ class _Merge:
                 return module
         return None
 
-    def _check(self, theirs: str, tensor: np.ndarray, shape: tuple[int, ...]) -> None:
+    def _check(self, theirs: str, tensor: np.ndarray, shape: tuple[int, ...] | None) -> None:
         if tensor.dtype.name not in _FLOATS:
             raise ConfigError(
                 f"{self._adapter.path} changes {theirs!r}, whose weight the checkpoint has as {tensor.dtype.name}: an "
                 "adapter is merged into a checkpoint in floats, which may then be quantized"
             )
-        if tuple(tensor.shape) != tuple(shape):
+        if shape is None or tuple(tensor.shape) != tuple(shape):
+            expected = "another shape" if shape is None else f"shape {list(shape)}"
             raise CheckpointError(
-                f"{self._adapter.path}: {theirs!r} is for a weight of shape {list(shape)}, but the checkpoint's has "
+                f"{self._adapter.path}: {theirs!r} is for a weight of {expected}, but the checkpoint's has "
                 f"{list(tensor.shape)}: the adapter was trained on another model"
             )
 

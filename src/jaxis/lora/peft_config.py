@@ -53,8 +53,10 @@ class AdapterConfig:
       rank_pattern, alpha_pattern: Regular expressions for the ends of modules' names -> their rank or alpha.
       use_rslora: Whether the scale is alpha / sqrt(r), not alpha / r.
       use_dora: Whether the rows of changed weights are scaled to a norm that the adapter has.
+      is_transposed: Whether linear layers' weights are stored as [in, out] (GPT-2).
       targets: The modules that it changes: names, their ends, or one regular expression.
-      excluded: Of these, the ones that it does not.
+      parameters: Names, or their ends, of parameters that it changes.
+      excluded: Of the modules, the ones that it does not.
       layers: Of these, the only layers; empty means all.
       layers_patterns: Names of the list of layers in the modules' names; empty means any.
       whole_modules: Ends of the names of modules of which it has the whole weights.
@@ -68,7 +70,9 @@ class AdapterConfig:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     use_rslora: bool = False
     use_dora: bool = False
+    is_transposed: bool = False
     targets: Sequence[str] | str = ()
+    parameters: Sequence[str] = ()
     excluded: Sequence[str] | str = ()
     layers: Sequence[int] = ()
     layers_patterns: Sequence[str] = ()
@@ -91,6 +95,10 @@ class AdapterConfig:
         if isinstance(self.targets, str) or module in self.targets:
             return _is_named(self.targets, module)
         return _is_named(self.targets, module) and (not self.layers or self._layer_of(module) in self.layers)
+
+    def changes_parameter(self, name: str) -> bool:
+        """Whether it changes the parameter of this dotted name."""
+        return _is_named(self.parameters, name)
 
     def replaces(self, module: str) -> bool:
         """Whether it has the whole weights of the module of this dotted name, or of one that holds it."""
@@ -142,10 +150,6 @@ class _Reader:
                 if isinstance(start, str)
                 else self._not("init_lora_weights", "true, false or a name")
             )
-        if self._values.get("target_parameters"):
-            raise self._refused("target_parameters", "adapters of experts' stacked weights are not supported")
-        if self._flag("fan_in_fan_out"):
-            raise self._refused("fan_in_fan_out", "jaxis has no layers whose weights are stored as [in, out]")
         if self._flag("lora_bias"):
             raise self._refused("lora_bias", "biases of lora_B are not supported")
         bias = self._values.get("bias") or "none"
@@ -159,7 +163,9 @@ class _Reader:
             alpha_pattern={p: self._number("alpha_pattern", v) for p, v in self._patterns("alpha_pattern").items()},
             use_rslora=self._flag("use_rslora"),
             use_dora=self._flag("use_dora"),
+            is_transposed=self._flag("fan_in_fan_out"),
             targets=self._names("target_modules", or_expression=True),
+            parameters=self._names("target_parameters"),
             excluded=self._names("exclude_modules", or_expression=True),
             layers=self._layers(),
             layers_patterns=self._expressions("layers_pattern"),

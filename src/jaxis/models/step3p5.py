@@ -69,6 +69,7 @@ class Step3p5ForCausalLM(CausalLM):
         ("moe.up_proj", "mlp.experts.up_proj"),
         ("moe.down_proj", "mlp.experts.down_proj"),
     )
+    other_names = (("model.language_model", "model"),)  # transformers', which has the text as a part only
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -103,7 +104,6 @@ class Step3p7ForConditionalGeneration(TextPart, Step3p5ForCausalLM):
     """The multimodal checkpoints; images are not supported."""
 
     text_renames = ()
-    other_names = (("model.language_model", "model"),)  # of those that ModelOpt has quantized
     text_model_types = ("step3p5",)
     other_parts = ("vision_model", "vit_large_projector", "model.vision_model", "model.vit_large_projector")
     other_keys = (

@@ -38,6 +38,8 @@ class TextPart(CausalLM):
         ("language_model.model", "model"),
         ("language_model.lm_head", "lm_head"),
     )
+    # transformers' name of the text model: of adapters that were trained with it, and of files that ModelOpt quantized.
+    other_names = (("model.language_model", "model"),)
     text_model_types: ClassVar[tuple[str, ...]]
     other_parts: ClassVar[tuple[str, ...]]
     other_keys: ClassVar[tuple[str, ...]]

@@ -1,0 +1,79 @@
+"""What an adapter adds to the stacked weights of experts (PEFT's `target_parameters`), or to what files have of them.
+
+transformers has the experts of a layer in two parameters, and PEFT an adapter of each: `gate_up_proj`, the gates' rows
+before the ups', and `down_proj`. Checkpoints have these, or each expert's matrices.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxis.layers.experts import PROJECTION_NAMES
+
+STACKS = ("gate_up_proj", "down_proj")
+"""The parameters, in the order in which transformers has them: PEFT's tensors of the first are inside the second's."""
+_MATRICES = {alias: matrix for matrix, aliases in PROJECTION_NAMES.items() for alias in aliases}
+_MATRIX = re.compile(rf"(?P<experts>.+\.experts)\.(?P<expert>\d+)\.(?P<matrix>{'|'.join(_MATRICES)})\.weight")
+
+
+@dataclass(frozen=True)
+class ExpertChange:
+    """For each of X experts, scale * B A.
+
+    Attributes:
+      a: [X, r, in].
+      b: [X, out, r].
+      scale: alpha / r, or with rsLoRA alpha / sqrt(r).
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    scale: float
+
+    @classmethod
+    def of(cls, a: np.ndarray, b: np.ndarray, rank: int, scale: float) -> ExpertChange:
+        """From PEFT's matrices: the rows of A go by experts first, the columns of B by ranks first.
+
+        Args:
+          a: [X r, in].
+          b: [out, r X].
+          rank: r.
+          scale: See the class.
+        """
+        return cls(a.reshape(-1, rank, a.shape[1]), np.moveaxis(b.reshape(len(b), rank, -1), 2, 0), scale)
+
+    def of_expert(self, expert: int) -> np.ndarray:
+        """What is added to an expert's matrix: float32 [out, in]."""
+        return np.float32(self.scale) * (self.b[expert].astype(np.float32) @ self.a[expert].astype(np.float32))
+
+    def of_stack(self, shape: tuple[int, ...]) -> np.ndarray | None:
+        """What is added to a stack of this shape, [X, out, in] or [X, in, out]; None if it has another."""
+        own = (len(self.a), self.b.shape[1], self.a.shape[2])
+        if shape not in (own, (own[0], own[2], own[1])) or own[1] == own[2]:
+            return None
+        added = np.stack([self.of_expert(expert) for expert in range(own[0])])
+        return added if shape == own else added.swapaxes(1, 2)
+
+
+def stack_and_part(name: str) -> tuple[str, int, str] | None:
+    """Of one expert's matrix: its stack's name, the number of the expert, and the matrix; None of another tensor."""
+    match = _MATRIX.fullmatch(name)
+    if match is None:
+        return None
+    matrix = _MATRICES[match["matrix"]]
+    stack = "down_proj" if matrix == "down_proj" else "gate_up_proj"
+    return f"{match['experts']}.{stack}", int(match["expert"]), matrix
+
+
+def part_of_expert(change: ExpertChange, expert: int, matrix: str) -> np.ndarray | None:
+    """What is added to one expert's matrix; None if there is no such expert."""
+    if expert >= len(change.a):
+        return None
+    added = change.of_expert(expert)
+    if matrix == "down_proj":
+        return added
+    gates, ups = np.split(added, 2) if len(added) % 2 == 0 else (None, None)
+    return gates if matrix == "gate_proj" else ups
