@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import psutil
 import pytest
 
-from jaxis import LLM, SamplingParams
+from jaxis import LLM, SamplingParams, StructuredOutputs
 from jaxis.engine.execution.program_key import lower
 from jaxis.engine.execution.step_programs import ForwardKey
+from jaxis.engine.opened_model import EMBEDDED_MODEL
+from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.engine.scheduling.prefix_search import extend_digests
 from jaxis.errors import ConfigError, RequestError
 from jaxis.lora import LoRARequest
@@ -46,9 +50,15 @@ def llm(base):
 
 
 def _bits(output):
-    completion = output.outputs[0]
-    return completion.token_ids, [
-        {token: np.float64(each.logprob).tobytes() for token, each in step.items()} for step in completion.logprobs
+    return [
+        (
+            completion.token_ids,
+            [
+                {token: np.float64(each.logprob).tobytes() for token, each in step.items()}
+                for step in completion.logprobs
+            ],
+        )
+        for completion in output.outputs
     ]
 
 
@@ -118,6 +128,20 @@ def test_more_adapters_than_places_take_turns(base, llm, adapters):
         with pytest.raises(ConfigError, match="all of max_cpu_loras=6 adapters are in use"):
             few.generate([PROMPTS[0]] * 7, GREEDY, lora_request=adapters[:7])
         few.generate([PROMPTS[0]], GREEDY, lora_request=adapters[7])
+
+
+def test_requests_with_and_without_a_place_are_told_apart(base, adapters):
+    with LLM(str(base), enable_lora=True, max_loras=1, max_model_len=64, kv_cache_memory="8MiB") as llm:
+        variants = llm._built.variants
+        first, second = (variants.add(variants.read(each.lora_path)) for each in adapters[:2])
+        for i, variant in enumerate([first, second, b"", first]):
+            llm.engine.add_request(f"{i}", PROMPTS[0], SamplingParams(max_tokens=2, temperature=0), variant=variant)
+        assert variants.use == PlaceUse(1, (), (first, second))
+        llm.engine.step()
+        assert variants.use == PlaceUse(1, (first,), (first, second))
+        while llm.engine.has_unfinished:
+            llm.engine.step()
+        assert variants.use == PlaceUse(1, (), ())
 
 
 def test_a_name_with_other_weights_finds_nothing_in_the_cache(base, llm, tmp_path):
@@ -191,6 +215,33 @@ def test_guesses_at_next_tokens_change_no_answer_of_an_adapter(base, llm, adapte
         expected = plain.generate(repeated, params, lora_request=adapters[:2])
         assert plain.engine.speculation.counts is None
     assert list(map(_bits, outputs)) == list(map(_bits, expected))
+
+
+def test_grammars_samples_and_guesses_of_adapters_give_in_a_batch_what_each_gives_alone(tmp_path):
+    folders = [save_adapter(EMBEDDED_MODEL, tmp_path / f"a{i}", seed=i, scale=0.2) for i in range(2)]
+    chosen = [None, *(LoRARequest(folder.name, 1, folder) for folder in folders)]
+    number, text = StructuredOutputs(regex="([a-e ]{2,5}[0-9]+)+"), StructuredOutputs(json_object=True)
+    kinds = [
+        SamplingParams(temperature=0, max_tokens=18, structured_outputs=number, logprobs=2),
+        SamplingParams(temperature=1, seed=7, n=2, max_tokens=18, top_p=0.9, structured_outputs=text, logprobs=2),
+        SamplingParams(temperature=0, max_tokens=18, ignore_eos=True, repetition_penalty=1.2, logprobs=2),
+    ]
+    prompts = [[5, 6, 7, 8] * 6, [300, *range(20, 57)], [3, 1, 4]]  # all kinds with all adapters
+    requests = [
+        (prompts[(i + j) % 3], kind, adapter) for i, kind in enumerate(kinds) for j, adapter in enumerate(chosen)
+    ]
+    with LLM(enable_lora=True, max_loras=2, kv_cache_memory="8MiB", max_model_len=64, show_progress=False) as llm:
+        alone = []
+        for prompt, kind, adapter in requests:
+            llm.engine.reset_prefix_cache()
+            alone += llm.generate([prompt], kind, lora_request=adapter)
+        llm.engine.reset_prefix_cache()
+        together = [list(each) for each in zip(*requests, strict=True)]
+        for _ in range(2):  # again with prefix hits
+            outputs = llm.generate(together[0], together[1], lora_request=together[2])
+            assert list(map(_bits, outputs)) == list(map(_bits, alone))
+    assert all(re.fullmatch("([a-e ]{2,5}[0-9]*)+", each.outputs[0].text) for each in alone[:3])
+    assert len({each.outputs[0].text for each in alone[:3]}) == 3
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
+from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.errors import CheckpointError, ConfigError, RequestError
 from jaxis.lora.adapted_model import AdaptedModel
 from jaxis.lora.adapter import LowRankChange, digest_of, read_adapter
@@ -133,6 +134,12 @@ class AdapterStore:
         """See `Variants`."""
         if variant not in self._known:
             raise RequestError("the request's adapter is not loaded any more: load it again")
+
+    @property
+    def use(self) -> PlaceUse:
+        """See `Variants`."""
+        waiting = tuple(each for each in self._unfinished if self._unfinished[each] > self._running[each])
+        return PlaceUse(self._model.num_places, tuple(self._running), waiting)
 
     def place_of(self, variant: bytes) -> int:
         """See `Variants`."""

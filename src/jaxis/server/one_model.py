@@ -17,6 +17,7 @@ from jaxis.server.config import ServerConfig
 from jaxis.server.context import Handler, KnownModel, ModelEntry, ServedModels, ServerContext, ServerParts
 from jaxis.server.generation.model_info import ServedModelInfo
 from jaxis.server.generation.served_model import ModelNames, ServedModel
+from jaxis.server.lora.metrics import AdapterMetrics
 from jaxis.server.lora.served_adapters import ServedAdapters
 from jaxis.server.observability.metrics import ModelMetrics
 
@@ -68,6 +69,8 @@ def model_context(
     if metrics is None:
         metrics = ModelMetrics(model.name, engine.info, engine.stats, prefix=config.metrics_prefix)
         parts.server_metrics.add(metrics)
+        if isinstance(model.variants, ServedAdapters):
+            metrics.registry.register(AdapterMetrics(model.variants, model.name, config.metrics_prefix))
     else:
         metrics.watch(engine.info, engine.stats)
     shared = vars(parts) | {"config": config, "tracer": parts.tracer and parts.tracer.of_model(model.name)}

@@ -4,13 +4,18 @@ import contextlib
 import json
 import os
 import struct
+import time
 
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.engine.frontend.engine_client import EngineStats
 from jaxis.engine.opened_model import EMBEDDED_MODEL
+from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.engine.setup import build_engine
 from jaxis.host.progress import ProgressDisplay
 from tests.server.conftest import serving
@@ -217,6 +222,20 @@ def test_files_that_are_no_adapters_are_refused_in_a_line(http, root):
         weights.write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(64))
         assert "base_model.model.x" in message(load(http, "new", "bad"))
     assert {card["id"] for card in http.get("/v1/models").json()["data"]} == {"jaxis-tiny", "poet", "clerk"}
+
+
+def test_the_metric_names_the_adapters_of_running_and_of_waiting_requests(http, built, monkeypatch):
+    digests = {name: digest for name, _, digest in built.variants.named}
+    use = PlaceUse(2, (digests["poet"], bytes(32)), (digests["poet"], digests["clerk"]))
+    monkeypatch.setattr(AsyncLLMEngine, "stats", lambda _: EngineStats(places=use))
+    text = http.get("/metrics").text
+    [found] = [each for each in text_string_to_metric_families(text) if each.name == "jaxis:lora_requests_info"]
+    [sample] = found.samples
+    assert abs(sample.value - time.time()) < 60
+    assert sample.labels == {
+        **{"model_name": "jaxis-tiny", "max_lora": "2"},
+        **{"running_lora_adapters": "poet", "waiting_lora_adapters": "clerk,poet"},
+    }
 
 
 def test_an_adapter_of_another_model_names_the_module(http, root, tmp_path):

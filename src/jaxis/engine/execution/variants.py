@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jax
 
 from jaxis.engine.execution.model_arrays import GenerativeModel
-from jaxis.engine.scheduling.places import Places
+from jaxis.engine.scheduling.places import Places, PlaceUse
 
 
 class Variants(Places, Protocol):
@@ -24,6 +24,11 @@ class Variants(Places, Protocol):
 
     def merge(self, arrays: list[jax.Array], places: jax.Array) -> GenerativeModel:
         """The model rebuilt from `arrays`, in which row t of a step has the variant at places[t], i32 [T]; 0: none."""
+        ...
+
+    @property
+    def use(self) -> PlaceUse:
+        """Which of them sequences have."""
         ...
 
     def place_of(self, variant: bytes) -> int:

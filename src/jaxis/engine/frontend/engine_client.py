@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from jaxis.engine.drafting.draft_counts import DraftCounts
 from jaxis.engine.kv_connector import TierStats
+from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
@@ -114,6 +115,7 @@ class EngineStats:
       process_memory_bytes: Resident memory of the engine's process; 0 where the engine has no process of its own.
       drafts: What became of drafts; None if none are made.
       ranks: Each data rank's own; empty where there is one.
+      places: Which variants of the model sequences have; None if it can have none.
     """
 
     num_requests_running: int = 0
@@ -126,6 +128,7 @@ class EngineStats:
     process_memory_bytes: int = 0
     drafts: DraftCounts | None = None
     ranks: tuple[RankStats, ...] = ()
+    places: PlaceUse | None = None
 
 
 @dataclass(frozen=True)

@@ -290,6 +290,7 @@ class EngineThread:
             kv_tiers=self._engine.connector.stats,
             drafts=None if (drafts := self._engine.speculation.counts) is None else drafts.copy(),
             ranks=tuple(RankStats(rank.num_running, rank.block_manager.usage) for rank in ranks if len(ranks) > 1),
+            places=None if (variants := self._engine.runner.variants) is None else variants.use,
         )
 
     def _post(self, new: EngineOutputs) -> None:

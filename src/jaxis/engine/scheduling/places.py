@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True)
+class PlaceUse:
+    """Which variants of the model sequences have.
+
+    Attributes:
+      num_places: Variants that can run at once.
+      running: Those of sequences that run.
+      waiting: Those of sequences that wait.
+    """
+
+    num_places: int
+    running: tuple[bytes, ...]
+    waiting: tuple[bytes, ...]
 
 
 class Places(Protocol):

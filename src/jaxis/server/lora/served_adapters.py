@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from jaxis.engine.frontend.async_engine import AsyncEngine, AsyncLLMEngine
 from jaxis.engine.frontend.engine_client import ModelVariant
+from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.errors import CheckpointError, ConfigError, RequestError
 from jaxis.server.config import ServerConfig
 from jaxis.server.generation.served_model import ModelNames, untagged
@@ -51,6 +52,14 @@ class ServedAdapters(Mapping[str, ModelVariant]):
 
     def __len__(self) -> int:
         return len(self._found)
+
+    def use(self) -> PlaceUse | None:
+        """Which adapters requests have; None before the first step."""
+        return self._engine.stats().places
+
+    def names_of(self, digest: bytes) -> list[str]:
+        """The names of an adapter; none of one that was unloaded while requests use it."""
+        return [each.name for each in self._found.values() if each.digest == digest]
 
     async def load(self, name: str, source: str, *, replace: bool) -> None:
         """Loads an adapter under a name. Requests that run go on with what the name meant before.

@@ -1,0 +1,37 @@
+"""Which adapters requests have, as a metric under vLLM's name and labels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from jaxis.server.lora.served_adapters import ServedAdapters
+
+
+class AdapterMetrics(Collector):
+    """Reads a model's adapters at each scrape.
+
+    Args:
+      adapters: The model's.
+      model_name: The label's value.
+      prefix: What the metric's name begins with, before a colon.
+    """
+
+    def __init__(self, adapters: ServedAdapters, model_name: str, prefix: str) -> None:
+        self._adapters, self._model_name, self._prefix = adapters, model_name, prefix
+
+    def collect(self) -> Iterator[Metric]:
+        """Prometheus's call."""
+        labels = ("model_name", "max_lora", "running_lora_adapters", "waiting_lora_adapters")
+        text = "Adapters of requests that run and of those that wait; the value is the time."
+        gauge = GaugeMetricFamily(f"{self._prefix}:lora_requests_info", text, labels=labels)
+        if (use := self._adapters.use()) is not None:
+            values = (str(use.num_places), self._names(use.running), self._names(use.waiting))
+            gauge.add_metric((self._model_name, *values), time.time())
+        yield gauge
+
+    def _names(self, digests: Iterable[bytes]) -> str:
+        return ",".join(sorted(name for digest in digests for name in self._adapters.names_of(digest)))
