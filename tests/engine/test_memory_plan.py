@@ -260,3 +260,17 @@ def test_data_ranks_are_counted_as_they_lie_on_devices(tmp_path):
     found = planned_on_devices(folder, 2 * others + experts + left, **ranks)
     assert found["weights"] == 2 * others + experts
     assert found["context"] == pytest.approx(10_000, rel=0.02)
+
+
+def test_places_for_adapters_are_planned_beside_the_weights(folder, plan):
+    # Float32 of rank 16, in and out of each matrix.
+    pairs = [(HIDDEN, 32), (HIDDEN, 16), (HIDDEN, 16), (32, HIDDEN), *[(HIDDEN, FFN)] * 3]
+    place_bytes = 4 * 16 * LAYERS * sum(map(sum, pairs))
+    room = FLOAT_BYTES + 4 * place_bytes + 2 * MIB
+    line, _ = plan(room, enable_lora=True, max_loras=4, max_model_len=512)
+    assert "weights as stored" in line
+    line, llm = plan(room, enable_lora=True, max_loras=8, max_model_len=512)
+    assert "int8 weights" in line
+    assert has_bytes(llm, INT8_BYTES)
+    with pytest.raises(EngineError, match=r"places for 9 adapters of rank 64 \(--max-loras, --max-lora-rank\) take "):
+        plan(9 * place_bytes, enable_lora=True, max_loras=9, max_lora_rank=64)

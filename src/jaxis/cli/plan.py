@@ -69,6 +69,9 @@ def plan(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Type of activations and of weights in floats (default: the checkpoint's)."),
     ] = None,
+    enable_lora: Annotated[bool, typer.Option("--enable-lora", help="With room for adapters of requests.")] = False,
+    max_loras: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Adapters in a step.")] = 1,
+    max_lora_rank: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Largest rank of an adapter.")] = 16,
     compiles: Annotated[
         bool, typer.Option("--compile", help="Compile the steps for the target, and read their costs from that.")
     ] = False,
@@ -100,8 +103,9 @@ def plan(
 
         from jaxis.bringup.analyze.source import open_source
         from jaxis.errors import ConfigError, JaxisError
+        from jaxis.lora.adapted_model import place_bytes
         from jaxis.planning.sizing.layout import WantedLayout
-        from jaxis.planning.sizing.plan import Planner, Wanted
+        from jaxis.planning.sizing.plan import Planner, Wanted, WantedPlaces
         from jaxis.planning.sizing.report import PlanReport
         from jaxis.planning.sizing.text import plan_html, plan_text
         from jaxis.planning.targets import parse_target
@@ -117,7 +121,13 @@ def plan(
             decode_context_parallel_size,
             pipeline_parallel_size,
         )
-        planner = Planner(source, Wanted(max_model_len, quantization, kv_cache_dtype, dtype, layout))
+        places = None
+        if enable_lora:
+            places = WantedPlaces(
+                lambda model: max_loras * place_bytes(model, max_lora_rank),
+                f"--enable-lora --max-loras {max_loras} --max-lora-rank {max_lora_rank}",
+            )
+        planner = Planner(source, Wanted(max_model_len, quantization, kv_cache_dtype, dtype, layout, places))
         plans = [planner.plan(target) for target in targets]
         if compiles:
             from jaxis.planning.sizing.compiled import with_compiled_steps

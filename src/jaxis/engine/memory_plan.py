@@ -120,6 +120,39 @@ class PlannedDraft:
         return weight_bytes(self.model, _float_bytes(self.config))
 
 
+@dataclass(frozen=True)
+class PlannedPlaces:
+    """Room for what changes a model for some requests, which the engine makes beside its weights.
+
+    Attributes:
+      bytes_of: Its bytes on each device, of a model that is constructed without weights.
+      text: What it is for, in the plural, and the options that make it smaller.
+    """
+
+    bytes_of: Callable[[JaxModule], int]
+    text: str
+
+    def bytes_on(self, meshes: Sequence[jax.sharding.Mesh], models: Sequence[JaxModule], budget: int) -> int:
+        """Bytes on all devices together.
+
+        Args:
+          meshes: The devices of each pipeline stage.
+          models: Each stage's.
+          budget: Bytes that can be used.
+
+        Raises:
+          EngineError: They are more.
+        """
+        stages = zip(meshes, models, strict=True)
+        nbytes = sum(mesh.devices.size * self.bytes_of(model) for mesh, model in stages)
+        if nbytes > budget:
+            raise EngineError(
+                f"{self.text} take {human_bytes(nbytes)}, more than the {human_bytes(max(0, budget))} of memory that "
+                "can be used"
+            )
+        return nbytes
+
+
 def plan_memory(
     args: EngineArgs,
     make_config: Callable[[EngineArgs], VllmConfig],
@@ -127,6 +160,7 @@ def plan_memory(
     stored_bytes: int | None,
     make_draft: Callable[[EngineArgs], PlannedDraft | None],
     shared: MemoryBudget | None = None,
+    places: PlannedPlaces | None = None,
 ) -> MemoryPlan | None:
     """Chooses the widest weights that fit beside a useful context, and then the longest context that fits.
 
@@ -141,12 +175,13 @@ def plan_memory(
         be quantized.
       make_draft: What drafts for the model with arguments; None without, and for a layer of the model's checkpoint.
       shared: The host's memory where other engines share it, on CPU; None is all that is free now.
+      places: What the engine makes room for beside the weights; None: nothing.
 
     Returns:
       The plan; None for devices that do not say how much memory they have.
 
     Raises:
-      EngineError: Weights that nobody asked for do not fit, not even in the lowest precision.
+      EngineError: Weights that nobody asked for do not fit, not even in the lowest precision; or the places do not.
     """
     config = make_config(args)
     mesh = meshes[0]
@@ -161,6 +196,8 @@ def plan_memory(
     own_budget = budget if shared is None else int(shared.share_bytes * _CPU_SHARE) - _STEP_BYTES - kept
     draft = make_draft(args)
     models = _stage_models(config, len(meshes))
+    place_bytes = 0 if places is None else places.bytes_on(meshes, models, budget)
+    kept, budget, own_budget = kept + place_bytes, budget - place_bytes, own_budget - place_bytes
     specs = [cache_specs(model, config) if len(models) == 1 else own_cache_specs(model) for model in models]
     if draft is not None:
         specs[-1] = [*specs[-1], *kv_cache_specs(draft.model, draft.config)]

@@ -25,15 +25,17 @@ from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, samp
 from jaxis.engine.hosts.group import NO_OTHER_HOSTS, HostGroup
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.memory_budget import MemoryBudget
-from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, plan_memory
+from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, PlannedPlaces, plan_memory
 from jaxis.engine.opened_model import OpenedModel, facts_of_model, open_model
 from jaxis.engine.settings import check_quant_method, make_vllm_config
 from jaxis.errors import ConfigError
+from jaxis.host.byte_size import human_bytes
 from jaxis.host.extras import check_extra
 from jaxis.host.progress import ProgressDisplay
 from jaxis.loading.gguf.container import headers_read_once
 from jaxis.loading.gguf.shards import gguf_file
 from jaxis.loading.open_checkpoint import ConfigValues, TensorListing, read_generation_defaults
+from jaxis.lora.adapted_model import place_bytes
 from jaxis.lora.store import AdapterStore
 from jaxis.models.draft_loader import construct_draft
 from jaxis.sampling_params import SamplingParams
@@ -150,7 +152,10 @@ def _build_engine(
         args = plan.apply(args)
     loaded = opened.load(args, meshes, progress)
     _note_config(opened.config, hf_config, path, progress)
-    executor = loaded.executor() if followers is None else _leading_executor(args, loaded, followers)
+    if followers is None:
+        executor = loaded.executor(_cache_bytes_beside_places(args, loaded) if args.enable_lora else None)
+    else:
+        executor = _leading_executor(args, loaded, followers)
     variants = _open_adapters(args, executor, progress) if args.enable_lora else None
     fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
     programs = Programs(executor, progress.compiling)
@@ -166,6 +171,19 @@ def _build_engine(
     return BuiltEngine(engine, default_sampling_params, fingerprint, followers or NO_OTHER_HOSTS, variants)
 
 
+def _planned_places(args: EngineArgs) -> PlannedPlaces:
+    text = f"places for {args.max_loras} adapters of rank {args.max_lora_rank} (--max-loras, --max-lora-rank)"
+    return PlannedPlaces(lambda model: args.max_loras * place_bytes(model, args.max_lora_rank), text)
+
+
+def _cache_bytes_beside_places(args: EngineArgs, loaded: LoadedModel) -> int | None:
+    """Bytes of the caches where these would take all memory of a device; None: as without adapters."""
+    [mesh], [model] = loaded.meshes, loaded.models
+    if args.kv_cache_memory_bytes is not None or mesh.devices.flat[0].platform == "cpu":
+        return None
+    return loaded.most_cache_bytes - _planned_places(args).bytes_on([mesh], [model], loaded.most_cache_bytes)
+
+
 def _open_adapters(args: EngineArgs, executor: Executor, progress: ProgressDisplay) -> AdapterStore:
     [stage] = executor.stages  # `check_combinations` refuses others
     with jax.set_mesh(stage.context.mesh):
@@ -173,8 +191,8 @@ def _open_adapters(args: EngineArgs, executor: Executor, progress: ProgressDispl
         store = AdapterStore(stage.context.model, args.max_loras, args.max_lora_rank, args.max_cpu_loras, root)
         store.load_named(args.lora_modules or {})
     stage.set_variants(store)
-    mib = args.max_loras * store.bytes_per_place / (1 << 20)
-    progress.note(f"adapters: {mib:.0f} MiB for {args.max_loras} of rank {args.max_lora_rank} or less in a step")
+    size = human_bytes(args.max_loras * store.bytes_per_place)
+    progress.note(f"adapters: {size} for {args.max_loras} of rank {args.max_lora_rank} or less in a step")
     return store
 
 
@@ -245,7 +263,8 @@ def _plan_memory(
         model = construct_draft(draft_config, speculative.method)
         return PlannedDraft(model, draft_config, _stored_bytes(draft_args, draft_config))
 
-    return plan_memory(args, make_config, meshes, _stored_bytes(args, make_config(args)), make_draft, shared)
+    places = _planned_places(args) if args.enable_lora else None
+    return plan_memory(args, make_config, meshes, _stored_bytes(args, make_config(args)), make_draft, shared, places)
 
 
 def _stored_bytes(args: EngineArgs, config: VllmConfig) -> int | None:

@@ -4,7 +4,9 @@ import dataclasses
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+from jaxis.cli.main import app
 from jaxis.engine.execution.kv_cache import num_cache_blocks
 from jaxis.errors import ConfigError
 from jaxis.parallel.mesh import make_mesh
@@ -59,6 +61,25 @@ def test_what_does_not_fit_is_said_with_sizes(llama):
     assert not plan.chosen.fits
     assert plan.chosen.steps == ()
     assert verdict(plan).startswith("does not fit: bfloat16 weights over 1 device take 131.4 GiB of 64.")
+
+
+def test_places_for_adapters_take_memory_from_the_cache(tmp_path):
+    source, target = published("qwen3-8b"), parse_target("h100x1")
+    (tmp_path / "config.json").write_text(json.dumps(source.config))
+    arguments = ["--on", "h100x1", "--quantization", "none", "--kv-cache-dtype", "auto", "--enable-lora"]
+    result = CliRunner().invoke(app, ["plan", str(tmp_path), *arguments, "--max-loras", "8", "--json"])
+    assert result.exit_code == 0, result.output
+    [found] = json.loads(result.stdout)["plans"][0]["options"]
+    # E 4096, 32 heads and 8 key-value heads of 128, F 12288, 36 layers; float32 of rank 16.
+    sizes = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), *[(4096, 12288)] * 3]
+    expected = 8 * 4 * 16 * 36 * sum(map(sum, sizes))
+    assert found["device_place_bytes"] == expected
+    [without] = Planner(source, Wanted(quantization="none", kv_cache_dtype="auto")).plan(target).options
+    assert without.device_place_bytes == 0
+    assert found["device_weight_bytes"] == without.device_weight_bytes
+    assert without.device_cache_bytes - found["device_cache_bytes"] == expected
+    result = CliRunner().invoke(app, ["plan", str(tmp_path), *arguments, "--max-lora-rank", "64"])
+    assert "--enable-lora --max-loras 1 --max-lora-rank 64" in " ".join(result.stdout.split())
 
 
 def test_published_quantized_weights_are_not_quantized_again():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
 from jaxis.engine.execution.kv_cache import longest_context, most_sequences, stage_share, widest_first
 from jaxis.errors import ConfigError
+from jaxis.layers.module import JaxModule
 from jaxis.planning.accelerators import Accelerator
 from jaxis.planning.sizing.device_model import DeviceModel, device_model
 from jaxis.planning.sizing.layout import ANY_LAYOUT, Layout, WantedLayout, layouts
@@ -43,7 +44,11 @@ class Capacity:
 
 
 def capacity(
-    stages: Sequence[DeviceModel], vllm_config: VllmConfig, accelerator: Accelerator, context_len: int
+    stages: Sequence[DeviceModel],
+    vllm_config: VllmConfig,
+    accelerator: Accelerator,
+    context_len: int,
+    place_bytes: int = 0,
 ) -> Capacity:
     """What the engine has room for.
 
@@ -52,8 +57,9 @@ def capacity(
       vllm_config: Its sizes; `max_model_len` is the longest context that the model is for.
       accelerator: The devices.
       context_len: Tokens that each request grows to.
+      place_bytes: Of each device, for what changes the model for some requests.
     """
-    usable = int(accelerator.usable_bytes * ACCELERATOR_MEMORY_SHARE)
+    usable = int(accelerator.usable_bytes * ACCELERATOR_MEMORY_SHARE) - place_bytes
     least = usable - max(part.held_bytes for part in stages)
     if least <= 0:
         return Capacity(least, 0, 0)
@@ -144,6 +150,7 @@ class PlanOption:
       num_servers: Servers that the target has devices for; they share nothing.
       hosts_of_server: Hosts whose devices one server needs.
       device_weight_bytes: Bytes of the weights on each device, of several stages on one that has most.
+      device_place_bytes: Bytes on each device for what changes the model for some requests.
       device_cache_bytes: Bytes that are left for the cache on each; see `Capacity`.
       max_context: Tokens of the longest single request; 0 if none fits.
       max_requests: Requests of the asked-for length that a server holds at once, on all its data ranks.
@@ -162,6 +169,7 @@ class PlanOption:
     num_servers: int
     hosts_of_server: int
     device_weight_bytes: int
+    device_place_bytes: int
     device_cache_bytes: int
     max_context: int
     max_requests: int
@@ -190,6 +198,19 @@ class PlanOption:
 
 
 @dataclass(frozen=True)
+class WantedPlaces:
+    """Room for what changes the model for some requests.
+
+    Attributes:
+      bytes_of: Its bytes on each device, of a model that is constructed without weights.
+      options: Those of `jaxis serve` that ask for it.
+    """
+
+    bytes_of: Callable[[JaxModule], int]
+    options: str
+
+
+@dataclass(frozen=True)
 class Wanted:
     """What a plan has to keep to.
 
@@ -199,6 +220,7 @@ class Wanted:
       kv_cache_dtype: A key of CACHE_DTYPES; None leaves the choice to the plan.
       dtype: Type of activations and of weights in floats; None is the checkpoint's.
       layout: How the devices of a server share the model.
+      places: Room that each device has beside the weights; None: none.
     """
 
     context_len: int | None = None
@@ -206,6 +228,7 @@ class Wanted:
     kv_cache_dtype: str | None = None
     dtype: str | None = None
     layout: WantedLayout = ANY_LAYOUT
+    places: WantedPlaces | None = None
 
 
 @dataclass(frozen=True)
@@ -336,7 +359,9 @@ class Planner:
 
     def _option(self, target: Target, width: Width, cache: str, layout: Layout) -> PlanOption:
         stages = self._stages(target, width, cache, layout)
-        room = capacity(stages, width.vllm_config, target.accelerator, self.context_len)
+        places = self._wanted.places
+        place_bytes = 0 if places is None else max(places.bytes_of(width.stage(each).model) for each in layout.stages)
+        room = capacity(stages, width.vllm_config, target.accelerator, self.context_len, place_bytes)
         option = PlanOption(
             quantization=width.quantization,
             weights=width.name,
@@ -349,6 +374,7 @@ class Planner:
             num_servers=target.num_devices // layout.num_devices,
             hosts_of_server=layout.num_hosts(target),
             device_weight_bytes=max(part.held_bytes for part in stages),
+            device_place_bytes=place_bytes,
             device_cache_bytes=room.cache_bytes,
             max_context=room.max_context,
             max_requests=room.max_requests * layout.data_parallel_size,

@@ -62,7 +62,7 @@ def verdict(plan: Plan) -> str:
         return (
             f"does not fit: {smallest.weights} weights over {smallest.layout.in_words} take "
             f"{human_bytes(smallest.device_weight_bytes)} of {human_bytes(usable)} on each, and a request of "
-            f"{plan.context_len} tokens must fit beside them"
+            f"{plan.context_len} tokens{_and_places(smallest)} must fit beside them"
         )
     what = f"{chosen.weights} weights over {chosen.layout.in_words}"
     if chosen.hosts_of_server > 1:
@@ -72,6 +72,10 @@ def verdict(plan: Plan) -> str:
     if chosen.kv_cache_dtype != "auto":
         what += f", {chosen.kv_cache_dtype} cache"
     return f"fits: {what}"
+
+
+def _and_places(option: PlanOption) -> str:
+    return f" and {human_bytes(option.device_place_bytes)} for adapters" if option.device_place_bytes else ""
 
 
 def remarks(plan: Plan) -> list[str]:
@@ -90,6 +94,9 @@ def remarks(plan: Plan) -> list[str]:
             "each token goes through all stages, one after the other, so one request gets no faster by them; of many, "
             "each stage has its share at any time"
         )
+    if chosen.device_place_bytes:
+        size = human_bytes(chosen.device_place_bytes)
+        notes.append(f"each device holds {size} for adapters; what they add to a step is not counted")
     used = chosen.layout.num_devices * chosen.num_servers
     if used < plan.target.num_devices:
         notes.append(f"{plan.target.num_devices - used} devices are left over")
@@ -116,6 +123,8 @@ def command(report: PlanReport, plan: Plan) -> str | None:
         parts.append(f"--quantization {chosen.quantization}")
     if chosen.kv_cache_dtype != "auto":
         parts.append(f"--kv-cache-dtype {chosen.kv_cache_dtype}")
+    if plan.wanted.places is not None:
+        parts.append(plan.wanted.places.options)
     parts += [
         f"--max-model-len {plan.context_len}",
         f"--max-num-seqs {chosen.max_requests // chosen.data_parallel_size}",

@@ -105,7 +105,7 @@ def compiled_lines(plan: Plan) -> list[tuple[str, str]]:
 def option_row(option: PlanOption) -> list[str]:
     """The cells of OPTION_COLUMNS."""
     cells = [option.weights, str(option.layout), str(option.num_servers)]
-    cells.append(human_bytes(option.device_weight_bytes))
+    cells.append(human_bytes(option.device_weight_bytes + option.device_place_bytes))
     if not option.fits:
         return [*cells, str(option.max_context or "none"), "0", "", ""]
     return [*cells, str(option.max_context), str(option.max_requests), *_rates(option)]
