@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -76,6 +78,11 @@ def make_cache_array(struct: jax.ShapeDtypeStruct, *, reads_only_written: bool) 
     assert sharding is not None
     [device, *others] = sharding.device_set
     if reads_only_written and device.platform == "cpu" and not others and native.library() is not None:
-        output = jax.ShapeDtypeStruct(struct.shape, struct.dtype)
-        return jax.jit(lambda: native.call("empty", output), out_shardings=sharding)()
+        return _make_empty(struct.shape, struct.dtype, sharding)()
     return jnp.zeros(struct.shape, struct.dtype, device=sharding)
+
+
+@functools.lru_cache(maxsize=32)
+def _make_empty(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding) -> Callable[[], jax.Array]:
+    """A program that allocates an array: one for all layers whose caches are alike."""
+    return jax.jit(lambda: native.call("empty", jax.ShapeDtypeStruct(shape, dtype)), out_shardings=sharding)

@@ -66,9 +66,13 @@ def unexpected_shard(shard_id: str | int) -> CheckpointError:
 def place_parameter(param: nnx.Param, tensor: np.ndarray) -> jax.Array:
     """The tensor as an array of the parameter's type, each device holding its own shard of it.
 
-    It is transferred in its own type and cast on the device, while the next tensor is being read.
+    It is transferred in its own type and cast on the device, while the next tensor is being read; a vector is cast
+    before, because each length would take a program of its own, which compiles for longer than the cast takes.
     """
-    return place_array(tensor, param.get_metadata().get("logical_axes")).astype(param.get_value().dtype)
+    dtype = param.get_value().dtype
+    if isinstance(tensor, np.ndarray) and tensor.ndim == 1:
+        tensor = tensor.astype(dtype)
+    return place_array(tensor, param.get_metadata().get("logical_axes")).astype(dtype)
 
 
 def place_array(tensor: np.ndarray | jax.Array, axes: tuple[str | None, ...] | None) -> jax.Array:

@@ -105,11 +105,11 @@ def construct_model(
     Raises:
       ConfigError: The constructor requires an argument that the contract does not have.
     """
-    offered = {
-        "vllm_config": vllm_config,
-        "rng": nnx.Rngs(vllm_config.model_config.seed),
-        "quant_config": vllm_config.quant_config,
-        "mesh": mesh,
+    offered: dict[str, Callable[[], Any]] = {
+        "vllm_config": lambda: vllm_config,
+        "rng": lambda: nnx.Rngs(vllm_config.model_config.seed),
+        "quant_config": lambda: vllm_config.quant_config,
+        "mesh": lambda: mesh,
     }
     return model_class(**_arguments_named_by(model_class.__init__, offered))
 
@@ -142,7 +142,8 @@ def construct_abstractly(
     return model
 
 
-def _arguments_named_by(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+def _arguments_named_by(function: Callable[..., Any], offered: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Those of the offered arguments that a function declares; only they are made: a random key costs a program."""
     parameters = {name: p for name, p in inspect.signature(function).parameters.items() if name != "self"}
     for name, parameter in parameters.items():
         is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
@@ -152,8 +153,8 @@ def _arguments_named_by(function: Callable[..., Any], offered: dict[str, Any]) -
                 "rename it or give it a default"
             )
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return offered
-    return {name: value for name, value in offered.items() if name in parameters}
+        return {name: make() for name, make in offered.items()}
+    return {name: make() for name, make in offered.items() if name in parameters}
 
 
 def _construct_abstractly(construct: Callable[[], JaxModule]) -> JaxModule:
@@ -205,13 +206,13 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
     folder = vllm_config.model_config.model
     load_weights = loader_of(model).load_weights
     # In the older model development guide, load_weights(rng) finds the files itself.
-    offered: dict[str, Any] = {"rng": jax.random.key(vllm_config.model_config.seed)}
+    offered: dict[str, Callable[[], Any]] = {"rng": lambda: jax.random.key(vllm_config.model_config.seed)}
     changes, changer = vllm_config.load_config.tensor_changes, None
     if changes is not None:
         changer = changes.begin(checkpoint_names_of(model).name_here)
     with open_checkpoint(folder) as checkpoint:
         weights = _tensors(checkpoint, vllm_config.quant_config, on_progress, changer)
-        offered["weights"] = weights
+        offered["weights"] = lambda: weights
         arguments = _arguments_named_by(load_weights, offered)
         try:
             load_weights(**arguments)

@@ -7,9 +7,12 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
 
 from jaxis.engine.execution.kv_cache import make_kv_caches
 from jaxis.engine.execution.program_context import ProgramContext
+from jaxis.parallel.mesh import put
 
 
 class DeviceState:
@@ -80,4 +83,4 @@ class DeviceState:
     def _forget_last_tokens(self) -> None:
         self.forget_hidden()
         last = self.context.ranks.struct((self.context.max_num_seqs,), jnp.int32)
-        self.last_tokens = cast(Any, jnp.zeros)(last.shape, last.dtype, device=last.sharding)
+        self.last_tokens = put(np.zeros(last.shape, last.dtype), cast(NamedSharding, last.sharding))

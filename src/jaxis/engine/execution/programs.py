@@ -23,8 +23,6 @@ from jaxis.engine.execution.program_key import Compiled, ProgramKey
 logger = logging.getLogger(__name__)
 
 CACHE_FOLDER = "jaxis/programs"
-# Programs that compile faster than this are not worth a file on disk.
-MIN_COMPILE_SECONDS = 0.2
 
 
 def default_cache_dir() -> Path:
@@ -44,7 +42,8 @@ def enable_disk_cache() -> None:
         logger.warning("compiled programs are not kept: %s cannot be made (%s)", folder, error.strerror)
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+    # Also of a program that compiles in a fifth of a second, most is saved; a small model has only such.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 

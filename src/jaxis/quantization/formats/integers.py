@@ -88,12 +88,11 @@ class Integers:
           zero_point: uint8 of the scales' shape, with the same number added as to the integers.
           shape: (out, in).
         """
+        if self.bits >= 7 and zero_point is None:
+            return self.signed_weight((numbers - np.uint8(1 << (self.bits - 1))).view(np.int8), scale, shape)
         scale, zero_point = self._by_row(scale, shape), None if zero_point is None else self._by_row(zero_point, shape)
         if self.bits == 4:
             return QuantizedWeight(numbers, self._readable(scale), zero_point, self.act_qtype)
-        if self.bits >= 7 and zero_point is None:
-            signed = (numbers - np.uint8(1 << (self.bits - 1))).view(np.int8)
-            return QuantizedWeight(signed, self._readable(scale), act_qtype=self.act_qtype)
         # Planes of bits need whole bytes; there are none of 1 and 7 bits.
         bits = {1: 2, 7: 8}.get(self.bits, self.bits) if shape[1] % 8 == 0 else 8
         offset = 0 if zero_point is not None else 1 << (self.bits - 1)
@@ -107,6 +106,10 @@ class Integers:
             offset=offset,
             act_qtype=self.act_qtype,
         )
+
+    def signed_weight(self, integers: np.ndarray, scale: np.ndarray, shape: tuple[int, ...]) -> QuantizedWeight:
+        """The weight of int8 [out, in] and its scale, without zero points; the integers are not copied."""
+        return QuantizedWeight(integers, self._readable(self._by_row(scale, shape)), act_qtype=self.act_qtype)
 
     def _by_row(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """[..., groups] -> [out, groups]."""
@@ -136,8 +139,11 @@ class IntQuantizedFormat:
         return specs
 
     def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> QuantizedWeight | CodedWeight:
-        zero_point = _unsigned(tensors["weight_zero_point"]) if self.integers.has_zero_points else None
-        return self.integers.weight(_unsigned(tensors["weight"]), tensors["weight_scale"], zero_point, shape)
+        integers, scale = self.integers, tensors["weight_scale"]
+        if integers.bits == 8 and not integers.has_zero_points:
+            return integers.signed_weight(tensors["weight"], scale, shape)
+        zero_point = _unsigned(tensors["weight_zero_point"]) if integers.has_zero_points else None
+        return integers.weight(_unsigned(tensors["weight"]), scale, zero_point, shape)
 
 
 @dataclass(frozen=True)
