@@ -18,17 +18,17 @@ class TokenPrefixes:
         self._ids = [token_id for _, token_id in tokens]
 
     def toward(self, text: bytes) -> Iterator[int]:
-        """The tokens that spell the beginning of a text, or all of it and more."""
+        """The tokens that spell the beginning of a string, or all of it and more."""
         for length in range(1, len(text)):
             yield from (token_id for token_id, rest in self._beginning_with(text[:length]) if not rest)
         yield from (token_id for token_id, _ in self._beginning_with(text))
 
     def beyond(self, text: bytes) -> Iterator[int]:
-        """The tokens that begin with a text, and have more than white space after it."""
+        """The tokens that begin with a string, and have more than white space after it."""
         yield from (token_id for token_id, rest in self._beginning_with(text) if rest.strip())
 
     def beyond_inner(self, text: bytes) -> Iterator[int]:
-        """The tokens that hold a text anywhere, and more than white space after it."""
+        """The tokens that hold a string anywhere, and more than white space after it."""
         for token, token_id in zip(self._texts, self._ids, strict=True):
             if text in token and token.partition(text)[2].strip():
                 yield token_id
