@@ -54,6 +54,7 @@ INTEGER_BOUNDS = {
     "prompt_logprobs": Bounds(0, MAX_LOGPROBS),
     "num_speculative_tokens": Bounds(0),
     "thinking_token_budget": Bounds(-1),
+    "thinking_budget_grace_period": Bounds(0),
 }
 _OPTIONAL_INTEGERS = {
     "max_tokens",
@@ -111,6 +112,8 @@ class SamplingParams:
       structured_outputs: What the completion must match; None allows any text.
       thinking_token_budget: How many tokens the model may think, counted from what opens its thinking, in the answer or
         at the end of the prompt; then its own end of thinking is forced, at once if 0. -1 is None: no budget.
+      thinking_budget_grace_period: For how many tokens more the model may think before its end of thinking is forced;
+        within them that end is taken as soon as it is among the likely tokens.
       num_speculative_tokens: Most tokens to guess ahead in a step, where the engine speculates (0: none); None is the
         engine's. Changes no answer.
       prediction: What the completion is expected to contain, as a string or token ids; guesses are taken from it, where
@@ -144,6 +147,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
     thinking_token_budget: int | None = None
+    thinking_budget_grace_period: int = 0
     num_speculative_tokens: int | None = None
     prediction: str | list[int] | None = None
     extra_args: dict[str, Any] | None = None

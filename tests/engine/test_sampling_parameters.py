@@ -55,6 +55,14 @@ def test_thinking_token_budget(llm):
         SamplingParams(thinking_token_budget=-2)
 
 
+def test_thinking_budget_grace_period(llm):
+    """More of it: tests/engine/grammar/test_thinking_budget.py."""
+    [plain], [without_budget] = (
+        llm.generate(PROMPT, SamplingParams(**SAMPLED, thinking_budget_grace_period=number)) for number in (0, 9)
+    )
+    assert without_budget.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
 def test_num_speculative_tokens(llm):
     """More of it: tests/engine/drafting."""
     [plain], [limited] = (

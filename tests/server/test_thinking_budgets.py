@@ -58,6 +58,16 @@ def test_without_a_budget_there_is_none_but_the_ceiling():
         assert asked(ScriptedEngine(THINKS), "/v1/chat/completions", body, reasoning_budget=5)[1] == 5
 
 
+def test_a_soft_budget_stays_below_the_ceiling():
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/completions"):
+        body = BODIES[path](20) | {"thinking_budget_grace_period": 8}
+        for ceiling, grace in ((None, 8), (100, 8), (23, 3), (20, 0), (7, 0)):
+            engine = ScriptedEngine(THINKS)
+            _, budget = asked(engine, path, body, reasoning_budget=ceiling)
+            assert (budget, engine.grammar.grace) == (min(20, ceiling or 20), grace)
+            assert engine.params.thinking_budget_grace_period == grace
+
+
 def test_what_the_prompt_has_closed_needs_no_budget():
     engine = ScriptedEngine(TEMPLATE.replace("[assistant]", "[assistant]<think></think>"))
     answer, given = asked(engine, "/v1/chat/completions", {"messages": CHAT, "thinking_token_budget": 5})

@@ -50,6 +50,39 @@ def test_greedy_takes_the_first_most_likely_token():
     np.testing.assert_array_equal(sample_requests(logits, [greedy] * 5).token_ids, logits.argmax(-1))
 
 
+class Favoring:
+    """A matcher that allows every token, and favors one."""
+
+    param, error, is_complete = "thinking_token_budget", None, False
+
+    def __init__(self, token_id, vocab_size):
+        self._token_id, self._mask = token_id, np.full(-(-vocab_size // 32), -1, np.int32)
+
+    def follow(self, output_token_ids): ...
+
+    def token_mask(self):
+        return self._mask
+
+    def favored_token(self):
+        return self._token_id
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_favored_token_is_taken_where_it_is_a_twentieth_as_likely_as_the_most_likely_one(temperature):
+    logits, favored = random_logits(300, 40), np.arange(300) % 41
+    params = SamplingParams(temperature=temperature, thinking_token_budget=0, thinking_budget_grace_period=9)
+    rows = [
+        request(params, 40, seed=row, grammar=Favoring(None if token_id == 40 else int(token_id), 40))
+        for row, token_id in enumerate(favored)
+    ]
+    plain = [request(SamplingParams(temperature=temperature), 40, seed=row) for row in range(300)]
+    probabilities = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    likely = np.append(probabilities, np.zeros((300, 1)), axis=1)[np.arange(300), favored] >= 1 / 20
+    expected = np.where(likely, favored, sample_requests(logits, plain).token_ids)
+    assert 20 < likely.sum() < 280
+    np.testing.assert_array_equal(sample_requests(logits, rows).token_ids, expected)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1e-30, 1e-4, 1e300])
 def test_top_k_of_one_is_greedy_at_any_temperature(temperature):
     logits = random_logits(5, 300)

@@ -317,7 +317,7 @@ def test_every_parameter_is_carried():
             "detokenize": True,
         },
         **{"skip_special_tokens": False, "num_speculative_tokens": 2, "prediction": "def f():\n"},
-        "thinking_token_budget": 30,
+        **{"thinking_token_budget": 30, "thinking_budget_grace_period": 5},
         **{"extra_args": {"kv_transfer_params": {"do_remote_prefill": True, "remote_host": "a", "remote_port": 1}}},
     }
     grammars = [

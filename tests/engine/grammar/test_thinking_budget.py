@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -14,6 +15,7 @@ from jaxis.engine.grammar.delayed_grammar import DelayedGrammar
 from jaxis.engine.grammar.mark_tracker import MarkTracker
 from jaxis.engine.grammar.thinking_budget import ThinkingBudget
 from jaxis.errors import RequestError
+from jaxis.kernels.sampling.tiles import TILE
 from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.parsing.reasoning_parsers import REASONING_PARSERS
 from jaxis.parsing.reasoning_parsers.base import ReasoningMarks
@@ -292,6 +294,67 @@ def test_the_same_tokens_in_any_batch_and_with_drafts(llm):
         with drafting(llm.engine, drafter, 5) as speculation:
             assert [ids_of(llm, [p], each)[0] for p, each in zip(PROMPTS, params, strict=True)] == alone
             assert ids_of(llm, [*PROMPTS, "x"], *params, beside) == together
+        assert speculation.counts.num_drafts > 0
+
+
+class WordParser(ThinkReasoningParser):
+    opening = "?"
+    closings = (" the",)
+
+
+def replay(llm, prompt, params, end):
+    """What a request with a budget generates: a plain sampler in NumPy, over logits of the whole sequence each time."""
+    budget, grace = params.thinking_token_budget, params.thinking_budget_grace_period
+    ids, output, is_over = llm.tokenizer.encode(end, add_special_tokens=False), [], False
+    while len(output) < params.max_tokens:
+        logits = llm.compute_logits([*llm.tokenizer.encode(prompt), *output], path="paged")[-1].astype(np.float64)
+        token_id = (
+            int(logits.argmax()) if params.greedy else drawn(logits / params.temperature, params.seed, len(output))
+        )
+        next_of_end = ids[max(n for n in range(len(ids)) if not n or output[-n:] == ids[:n])]
+        is_likely = logits[next_of_end] >= logits.max() - np.log(20)
+        if not is_over and (len(output) >= budget + grace or (grace and len(output) >= budget and is_likely)):
+            token_id = next_of_end
+        output.append(token_id)
+        is_over = is_over or end in llm.tokenizer.decode(output)
+    return output
+
+
+def drawn(logits, seed, step):
+    """The Gumbel-max trick, first for a tile of tokens, then for one of them."""
+    key = jax.random.fold_in(jax.random.wrap_key_data(np.array([seed, 0], np.uint32), impl="threefry2x32"), step)
+    num_tiles = -(-len(logits) // TILE)
+    bits = np.asarray(jax.random.bits(key, (num_tiles + TILE,), np.uint32)).astype(np.float64)
+    noise = -np.log(-np.log1p(-np.minimum(bits * 2.0**-32 + 2.0**-33, 1 - 2.0**-24)))
+    tiles = np.full((num_tiles, TILE), -np.inf)
+    tiles.reshape(-1)[: len(logits)] = logits
+    tile = int((np.log(np.exp(tiles - logits.max()).sum(1)) + noise[:num_tiles]).argmax())
+    return tile * TILE + int((tiles[tile] + noise[num_tiles:]).argmax())
+
+
+@pytest.mark.parametrize("parser", [SentenceParser, WordParser])
+def test_hard_and_soft_budgets_are_those_of_a_plain_replay_in_any_batch_and_with_drafts(llm, parser, monkeypatch):
+    monkeypatch.setitem(llm.engine._grammars.__dict__, "_parsers", ModelParsers(reasoning=parser))
+    prompts = [PROMPTS[0], PROMPTS[0], PROMPTS[3], PROMPTS[1]]
+    common = {"max_tokens": 14, "ignore_eos": True}
+    params = [
+        SamplingParams(temperature=0, thinking_token_budget=4, **common),
+        SamplingParams(temperature=0, thinking_token_budget=2, thinking_budget_grace_period=11, **common),
+        SamplingParams(temperature=1, seed=5, thinking_token_budget=3, **common),
+        SamplingParams(temperature=0.8, seed=6, thinking_token_budget=1, thinking_budget_grace_period=6, **common),
+    ]
+    expected = [replay(llm, prompt, each, parser.closings[0]) for prompt, each in zip(prompts, params, strict=True)]
+    assert [ids_of(llm, [prompt], each)[0][0] for prompt, each in zip(prompts, params, strict=True)] == expected
+    assert [found for [found] in ids_of(llm, prompts, *params)] == expected
+    if parser is WordParser:  # the model is inclined to say it at one place, before it would be forced
+        [end] = llm.tokenizer.encode(parser.closings[0], add_special_tokens=False)
+        assert expected[1].index(end) == 10
+    answers = {}
+    for prompt, found in zip(prompts, expected, strict=True):
+        answers[tuple(llm.tokenizer.encode(prompt))] = [found]
+    for drafter in (each for kind, each in drafters(answers, 300).items() if kind in ("right", "changing")):
+        with drafting(llm.engine, drafter, 5) as speculation:
+            assert [found for [found] in ids_of(llm, prompts, *params)] == expected
         assert speculation.counts.num_drafts > 0
 
 

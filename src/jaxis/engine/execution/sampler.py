@@ -1,12 +1,13 @@
 """Logits in, sampled tokens out: one jitted function for every mix of sampling parameters.
 
 The order is vLLM's. Raw log-probabilities are those of the model's own logits. Then come the grammar's mask, allowed
-tokens, biases and bans, and penalties; then the arg-max, or temperature, min-p, top-k, top-p and a draw. Processed
-log-probabilities are those that the draw has.
+tokens, biases and bans, and penalties; then the arg-max, or temperature, min-p, top-k, top-p and a draw; or, in the
+place of both, a favored token that is among the likely ones. Processed log-probabilities are those that the draw has.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -31,6 +32,9 @@ from jaxis.sampling_params import LOGPROBS_MODES
 
 # Sampled if a row's logits contain NaN or infinity, or no allowed token.
 INVALID_TOKEN_ID = -1
+# A favored token is taken if its logit, after all adjustments, is at most so much less than the greatest: if it is at
+# least a twentieth as likely as the most likely token.
+FAVORED_MARGIN = math.log(20)
 _MODES = {mode: index for index, mode in enumerate(LOGPROBS_MODES)}
 
 
@@ -63,6 +67,11 @@ def sample(logits: jax.Array, arrays: SamplingArrays[jax.Array], *, features: Sa
         is_greedy = arrays.temperature == 0
         weights = _weights(adjusted, arrays, features)
         token_ids = jnp.where(is_greedy, token_ids, draw(adjusted, weights, arrays.seed, arrays.step))
+    if features.has_favored:
+        favored_logit = adjusted.at[jnp.arange(len(adjusted)), arrays.favored_ids[:, 0]].get(
+            mode="fill", fill_value=-jnp.inf
+        )
+        token_ids = jnp.where(favored_logit >= max_logit - FAVORED_MARGIN, arrays.favored_ids[:, 0], token_ids)
     token_ids = jnp.where(jnp.isfinite(max_logit), token_ids, INVALID_TOKEN_ID)
     if features.num_logprobs is None:
         return SamplerOutput(token_ids, None)

@@ -38,6 +38,7 @@ class SamplerFeatures:
       mask_width: Words of a token mask a row; 0 without structured output.
       num_logprobs: Most likely tokens to return a row (0: only the sampled one's log-probability); None for none.
       has_logprobs_modes: Some row wants other values than the log-probabilities of the model's own logits.
+      has_favored: Some row has a token that is taken where it is among the likely ones.
     """
 
     greedy_only: bool = True
@@ -48,6 +49,7 @@ class SamplerFeatures:
     mask_width: int = 0
     num_logprobs: int | None = None
     has_logprobs_modes: bool = False
+    has_favored: bool = False
 
     def covers(self, other: SamplerFeatures) -> bool:
         """Whether a program compiled for these features can do what the other features need."""
@@ -65,6 +67,7 @@ class SamplerFeatures:
             mask_width=max(self.mask_width, other.mask_width),
             num_logprobs=max(counts, default=None),
             has_logprobs_modes=self.has_logprobs_modes or other.has_logprobs_modes,
+            has_favored=self.has_favored or other.has_favored,
         )
 
 
@@ -90,6 +93,7 @@ class SamplingArrays(NamedTuple, Generic[Array]):
       allowed_ids: int32 [R, allowed_width]; a row that starts with V allows all.
       token_mask: int32 [R, mask_width]; bit i % 32 of word i / 32 is 0 where the row's grammar forbids token i.
       logprobs_mode: int32 [R, 1], an index into LOGPROBS_MODES, or [R, 0] if no row has one.
+      favored_ids: int32 [R, 1], the token that is taken if it is among the likely ones; or [R, 0] if no row has one.
     """
 
     temperature: Array
@@ -108,6 +112,7 @@ class SamplingArrays(NamedTuple, Generic[Array]):
     allowed_ids: Array
     token_mask: Array
     logprobs_mode: Array
+    favored_ids: Array
 
     @staticmethod
     def greedy(num_rows: int, vocab_size: int) -> SamplingArrays[np.ndarray]:
@@ -129,6 +134,7 @@ class SamplingArrays(NamedTuple, Generic[Array]):
             allowed_ids=np.empty((num_rows, 0), np.int32),
             token_mask=np.empty((num_rows, 0), np.int32),
             logprobs_mode=np.empty((num_rows, 0), np.int32),
+            favored_ids=np.empty((num_rows, 0), np.int32),
         )
 
     @staticmethod
@@ -187,6 +193,7 @@ def _layout(features: SamplerFeatures) -> list[tuple[int | None, type]]:
         (features.allowed_width, jnp.int32),
         (features.mask_width, jnp.int32),
         (int(features.has_logprobs_modes), jnp.int32),
+        (int(features.has_favored), jnp.int32),
     ]
 
 
@@ -254,6 +261,7 @@ def build_sampling_batch(
         allowed_ids=_pad([sequence.allowed_ids for sequence, _, _ in rows], num_rows, vocab_size, np.int32),
         token_mask=_token_mask([(sequence, ahead) for sequence, _, ahead in rows], num_rows, vocab_size),
         logprobs_mode=_logprobs_modes([sequence.params for sequence, _, _ in rows], num_rows),
+        favored_ids=_favored([(sequence, ahead) for sequence, _, ahead in rows], num_rows, vocab_size),
     )
     histories = [(sequence.history(), ahead) for sequence, _, ahead in rows]
     return SamplingBatch(arrays, histories, _features(arrays, histories, sequences, vocab_size))
@@ -318,6 +326,7 @@ def _features(
         # All counts share one program: more than was asked for costs next to nothing, a compilation seconds.
         num_logprobs=MAX_LOGPROBS if wants_logprobs else None,
         has_logprobs_modes=arrays.logprobs_mode.shape[1] > 0,
+        has_favored=arrays.favored_ids.shape[1] > 0,
     )
 
 
@@ -329,6 +338,16 @@ def _token_mask(rows: Sequence[tuple[SequenceSampling, tuple[int, ...]]], num_ro
         if (mask := sequence.token_mask(ahead)) is not None:
             words[:] = mask
     return packed
+
+
+def _favored(rows: Sequence[tuple[SequenceSampling, tuple[int, ...]]], num_rows: int, vocab_size: int) -> np.ndarray:
+    if all(sequence.params.thinking_budget_grace_period == 0 for sequence, _ in rows):
+        return np.empty((num_rows, 0), np.int32)
+    ids = np.full((num_rows, 1), vocab_size, np.int32)
+    for row, (sequence, ahead) in enumerate(rows):
+        if (token_id := sequence.favored_token(ahead)) is not None:
+            ids[row] = token_id
+    return ids
 
 
 def _logprobs_modes(rows: Sequence[SamplingParams], num_rows: int) -> np.ndarray:
@@ -409,7 +428,7 @@ class _Vector:
         self._arrays = [SamplingArrays.views(part, num_rows, features) for part in self.packed.reshape(num_ranks, -1)]
         self._histories = [HistoryRows(each.history_ids, each.history_counts, vocab_size) for each in self._arrays]
         self._padding = {"bias_ids": vocab_size, "bias": 0.0, "allowed_ids": vocab_size, "token_mask": -1}
-        self._padding["logprobs_mode"] = 0
+        self._padding |= {"logprobs_mode": 0, "favored_ids": vocab_size}
 
     def write(self, batches: Sequence[SamplingBatch]) -> None:
         for batch, arrays, histories in zip(batches, self._arrays, self._histories, strict=True):

@@ -101,12 +101,24 @@ class SequenceSampling:
         if self.grammar is None:
             return None
         self.grammar.follow(self.output_token_ids)
-        if not drafts:
-            return self.grammar.token_mask()
+        return self._ahead(self.grammar, drafts).mask(drafts) if drafts else self.grammar.token_mask()
+
+    def favored_token(self, drafts: tuple[int, ...] = ()) -> int | None:
+        """The token that is taken next if it is among the likely ones; None if none is favored.
+
+        Args:
+          drafts: As `token_mask` has them.
+        """
+        if self.grammar is None:
+            return None
+        self.grammar.follow(self.output_token_ids)
+        return self._ahead(self.grammar, drafts).favored(drafts) if drafts else self.grammar.favored_token()
+
+    def _ahead(self, grammar: Matcher, drafts: tuple[int, ...]) -> _MasksAhead:
         ahead = self._masks_ahead
         if ahead is None or not ahead.covers(self.output_token_ids, drafts):
-            ahead = self._masks_ahead = _MasksAhead(self.grammar, self.output_token_ids)
-        return ahead.mask(drafts)
+            ahead = self._masks_ahead = _MasksAhead(grammar, self.output_token_ids)
+        return ahead
 
     def allowed_drafts(self, drafts: Sequence[int]) -> Sequence[int]:
         """The drafts before the first one that cannot be sampled, by the vocabulary or the grammar."""
@@ -200,6 +212,7 @@ class _MasksAhead:
         self._num_output_tokens = len(output_token_ids)
         self._token_ids = list(output_token_ids)
         self._masks = [grammar.token_mask()]
+        self._favored = [grammar.favored_token()]
         self._is_stuck = False
 
     def covers(self, output_token_ids: Sequence[int], drafts: Sequence[int]) -> bool:
@@ -209,6 +222,15 @@ class _MasksAhead:
 
     def mask(self, drafts: Sequence[int]) -> np.ndarray:
         """The tokens allowed after these drafts."""
+        self._follow(drafts)
+        return self._masks[len(drafts)]
+
+    def favored(self, drafts: Sequence[int]) -> int | None:
+        """The token favored after these drafts."""
+        self._follow(drafts)
+        return self._favored[len(drafts)]
+
+    def _follow(self, drafts: Sequence[int]) -> None:
         for token_id in drafts[len(self._masks) - 1 :]:
             # A matcher that is fed a token that it forbids, or one after its end, would mark the grammar as broken.
             self._is_stuck = self._is_stuck or self._fork.is_complete or not is_allowed(self._masks[-1], token_id)
@@ -217,7 +239,7 @@ class _MasksAhead:
                 self._fork.follow(self._token_ids)
             self._is_stuck = self._is_stuck or self._fork.is_complete
             self._masks.append(self._masks[-1] if self._is_stuck else self._fork.token_mask())
-        return self._masks[len(drafts)]
+            self._favored.append(None if self._is_stuck else self._fork.favored_token())
 
 
 _NO_IDS = np.empty(0, np.int32)

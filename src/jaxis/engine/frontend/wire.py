@@ -94,7 +94,8 @@ class AddRequest(msgspec.Struct, tag="add"):
             grammar = compiled if self.delay is None or tokenizer is None else self.delay.apply(compiled, tokenizer)
         if self.budgeted is None or budget is None or tokenizer is None:
             return grammar
-        return ThinkingBudget(self.budgeted, budget, tokenizer, compiler.vocab_size, grammar)
+        grace = self.params.thinking_budget_grace_period
+        return ThinkingBudget(self.budgeted, budget, tokenizer, compiler.vocab_size, grammar, grace=grace)
 
     def submission(self, grammar: Grammar | None) -> Submission:
         """Rebuilds the request, with its grammar as compiled here."""

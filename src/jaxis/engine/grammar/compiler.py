@@ -304,6 +304,10 @@ class GrammarMatcher:
             self._mask = self._compute_mask()
         return self._mask
 
+    def favored_token(self) -> int | None:
+        """None: see `Matcher.favored_token`."""
+        return None
+
     @property
     def vocabulary_mask(self) -> np.ndarray:
         """Every token, as in `token_mask`."""

@@ -186,5 +186,9 @@ class DelayedMatcher:
             mask = mask | self._early.token_mask()
         return mask if self._num_followed else mask | self._alternatives_mask
 
+    def favored_token(self) -> int | None:
+        """None: see `Matcher.favored_token`."""
+        return None
+
     def _pack(self, token_ids: Collection[int]) -> np.ndarray:
         return pack_token_ids(token_ids, 32 * len(self._all_tokens))

@@ -37,6 +37,10 @@ class Matcher(Protocol):
         """Which tokens may come next: int32 [ceil(V / 32)], bit i % 32 of word i / 32 for token i."""
         ...
 
+    def favored_token(self) -> int | None:
+        """The token that is taken if it is among the likely ones; None if none is favored."""
+        ...
+
 
 class Grammar(Protocol):
     """What the completions of a request must match."""

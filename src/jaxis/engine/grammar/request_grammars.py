@@ -40,9 +40,7 @@ class RequestGrammars:
             grammar = self._compiler.compile(params.structured_outputs)
         if params.thinking_token_budget is None:
             return grammar
-        return with_thinking_budget(
-            grammar, params.thinking_token_budget, self._parsers.reasoning, prompt, prompt_token_ids, self._compiler
-        )
+        return with_thinking_budget(grammar, params, self._parsers.reasoning, prompt, prompt_token_ids, self._compiler)
 
     @cached_property
     def _parsers(self) -> ModelParsers:

@@ -1,7 +1,8 @@
 """Thinking budgets: after so many tokens of reasoning, the model's own words end it.
 
 A budget is a matcher like that of a grammar: all that it does is in the masks of tokens that may come next. So it is
-batched, follows drafts, and combines with a grammar, whose masks it restricts further.
+batched, follows drafts, and combines with a grammar, whose masks it restricts further. A budget with a grace period
+also names a token that the sampler takes where it is among the likely ones.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jaxis.engine.grammar.mark_tracker import MarkTracker
 from jaxis.engine.grammar.token_mask import pack_token_ids
 from jaxis.errors import RequestError
 from jaxis.parsing.reasoning_parsers.base import ReasoningMarks, ReasoningParser
+from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ class ThinkingBudget:
       tokenizer: The model's.
       vocab_size: V.
       grammar: None if they follow none.
+      grace: How many tokens more may follow before the end of the reasoning is forced. Within them, that end is taken
+        where it is among the likely tokens.
 
     Raises:
       RequestError: The model's tokens do not spell the end of its reasoning.
@@ -47,9 +51,12 @@ class ThinkingBudget:
         tokenizer: Tokenizer,
         vocab_size: int,
         grammar: Grammar | None = None,
+        *,
+        grace: int = 0,
     ) -> None:
         self.marks = marks
         self.num_tokens = num_tokens
+        self.grace = grace
         self.grammar = grammar
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -66,6 +73,7 @@ class ThinkingBudget:
             MarkTracker(self.marks, self._tokenizer),
             self.marks,
             self.num_tokens,
+            self.grace,
             self._ends,
             pack_token_ids(range(self._vocab_size), self._vocab_size),
             refused,
@@ -84,6 +92,7 @@ class BudgetMatcher:
         tracker: MarkTracker,
         marks: ReasoningMarks,
         num_tokens: int,
+        grace: int,
         ends: Sequence[Sequence[int]],
         all_tokens: np.ndarray,
         refused_mask: np.ndarray | None,
@@ -91,6 +100,7 @@ class BudgetMatcher:
         """Made by `ThinkingBudget`."""
         self._matcher, self._tracker = matcher, tracker
         self._num_tokens = num_tokens
+        self._grace = grace
         self._ends = ends
         self._before_refused = b"" if marks.refused is None else marks.refused[0].encode()
         self._all_tokens, self._refused_mask = all_tokens, refused_mask
@@ -140,9 +150,18 @@ class BudgetMatcher:
         if tracker.num_thought < self._num_tokens:
             return None
         if tracker.in_reasoning:
+            if tracker.num_thought < self._num_tokens + self._grace:
+                return None
             return pack_token_ids([self._next_of_end()], 32 * len(self._all_tokens))
         if self._refused_mask is not None and tracker.text.endswith(self._before_refused):
             return self._refused_mask
+        return None
+
+    def favored_token(self) -> int | None:
+        """See `Matcher.favored_token`: what comes next in the end of the reasoning, from the budget on."""
+        tracker = self._tracker
+        if self._grace and tracker.in_reasoning and tracker.num_thought >= self._num_tokens:
+            return self._next_of_end()
         return None
 
     def _next_of_end(self) -> int:
@@ -157,7 +176,7 @@ class BudgetMatcher:
 
 def with_thinking_budget(
     grammar: Grammar | None,
-    num_tokens: int,
+    params: SamplingParams,
     parser: type[ReasoningParser] | None,
     prompt: str | None,
     prompt_token_ids: Sequence[int],
@@ -167,7 +186,7 @@ def with_thinking_budget(
 
     Args:
       grammar: The grammar; None if there is none.
-      num_tokens: The budget.
+      params: The request's, which have a budget.
       parser: Of the model's reasoning.
       prompt: As rendered; a template may have opened the reasoning, or closed it. None reads it from its tokens.
       prompt_token_ids: The prompt.
@@ -176,6 +195,8 @@ def with_thinking_budget(
     Raises:
       RequestError: Nothing is known of the model's reasoning.
     """
+    num_tokens = params.thinking_token_budget
+    assert num_tokens is not None
     if parser is None or compiler.tokenizer is None:
         raise RequestError(
             f"={num_tokens} cannot be honoured: it is not known how the model marks its thinking: leave it out",
@@ -187,7 +208,8 @@ def with_thinking_budget(
     marks = parser.marks(prompt)
     if marks is None:
         return grammar
-    return ThinkingBudget(marks, num_tokens, compiler.tokenizer, compiler.vocab_size, grammar)
+    grace = params.thinking_budget_grace_period
+    return ThinkingBudget(marks, num_tokens, compiler.tokenizer, compiler.vocab_size, grammar, grace=grace)
 
 
 def _end_token_ids(end: str, marks: ReasoningMarks, tokenizer: Tokenizer, vocab_size: int) -> list[int]:

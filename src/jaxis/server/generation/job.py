@@ -71,8 +71,8 @@ class GenerationJob:
         grammar = self._answer_grammar(prompt, self.model.grammar_compiler)
         if self.params.thinking_token_budget is None:
             return grammar
-        budget, parser = self.params.thinking_token_budget, self.model.parsers.reasoning
-        return with_thinking_budget(grammar, budget, parser, prompt.text, prompt.token_ids, self.model.grammar_compiler)
+        parser, compiler = self.model.parsers.reasoning, self.model.grammar_compiler
+        return with_thinking_budget(grammar, self.params, parser, prompt.text, prompt.token_ids, compiler)
 
     def params_with(self, grammar: Grammar | None) -> SamplingParams:
         """The parameters of a prompt whose answer has this grammar: without a budget for thinking that has no place."""
@@ -116,7 +116,7 @@ def sampling_params(model: ServedModel, given: Mapping[str, Any], answer: Answer
         settings["min_tokens"] = min(min_tokens, max_tokens)
     if answer.needs_special_tokens:
         settings["skip_special_tokens"] = False
-    settings["thinking_token_budget"] = _thinking_budget(model, settings.get("thinking_token_budget"))
+    settings |= _thinking_budget(model, settings)
     if answer.grammar is None:
         return dataclasses.replace(defaults, **settings)
     try:
@@ -125,13 +125,15 @@ def sampling_params(model: ServedModel, given: Mapping[str, Any], answer: Answer
         raise answer.grammar.own(error) from None
 
 
-def _thinking_budget(model: ServedModel, asked: int | None) -> int | None:
-    """The budget of a request that asks for this one; None is none."""
-    if asked == -1:
-        asked = None
-    if model.parsers.reasoning is None:
-        return asked  # refused where the grammar is made
-    return min((each for each in (asked, model.reasoning_budget) if each is not None), default=None)
+def _thinking_budget(model: ServedModel, settings: Mapping[str, Any]) -> dict[str, int | None]:
+    """The budget of a request with these settings, None if it has none, and how far it may be exceeded."""
+    asked, ceiling = settings.get("thinking_token_budget"), model.reasoning_budget
+    budget = None if asked == -1 else asked
+    if model.parsers.reasoning is None or ceiling is None:
+        return {"thinking_token_budget": budget}  # refused where the grammar is made
+    budget = ceiling if budget is None else min(budget, ceiling)
+    grace = settings.get("thinking_budget_grace_period", model.default_sampling_params.thinking_budget_grace_period)
+    return {"thinking_token_budget": budget, "thinking_budget_grace_period": min(grace, ceiling - budget)}
 
 
 def _check_stops(stop: str | Sequence[str]) -> None:

@@ -60,6 +60,7 @@ class SamplingFields(LenientModel):
     prompt_logprobs: int | None = bounded(INTEGER_BOUNDS["prompt_logprobs"])
     logprobs_mode: LogprobsMode | None = None
     thinking_token_budget: int | None = bounded(INTEGER_BOUNDS["thinking_token_budget"], high=MAX_INT32)
+    thinking_budget_grace_period: int | None = bounded(INTEGER_BOUNDS["thinking_budget_grace_period"], high=MAX_INT32)
 
 
 class EngineRequest(SamplingFields):
