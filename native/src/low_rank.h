@@ -17,8 +17,9 @@ struct LowRank {
   int64_t num_slots;
   int64_t rank;  // of the matrices, at most
   int num_matrices;
-  const float* a[kMaxMatrices];        // [num_slots, rank, k]
-  const float* b[kMaxMatrices];        // [num_slots, rank, n]
+  bool is_bf16;                        // the matrices' type; else float32
+  const void* a[kMaxMatrices];         // [num_slots, rank, k]
+  const void* b[kMaxMatrices];         // [num_slots, rank, n]
   const int32_t* ranks[kMaxMatrices];  // [num_slots]
   int64_t n[kMaxMatrices];
   float* out[kMaxMatrices];  // [rows, n]

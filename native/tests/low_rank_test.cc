@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "testing.h"
+#include "weights.h"
 
 using namespace jaxis;
 using namespace jaxis::testing;
@@ -16,10 +17,22 @@ struct Pair {
   std::vector<float> a, b;
   std::vector<int32_t> ranks;
   int64_t n;
+  std::vector<uint16_t> low_a, low_b;  // the same in bfloat16, if the pair is
 };
 
-Pair make_pair(int64_t k, int64_t n, int seed) {
-  return {normal(kSlots * kRank * k, seed), normal(kSlots * kRank * n, seed + 1), {4, 0, 9}, n};
+std::vector<uint16_t> rounded(std::vector<float>* values) {
+  std::vector<uint16_t> low;
+  for (float& value : *values) {
+    low.push_back(to_bf16(value));
+    value = from_bf16(low.back());
+  }
+  return low;
+}
+
+Pair make_pair(int64_t k, int64_t n, int seed, bool is_bf16 = false) {
+  Pair pair = {normal(kSlots * kRank * k, seed), normal(kSlots * kRank * n, seed + 1), {4, 0, 9}, n, {}, {}};
+  if (is_bf16) pair.low_a = rounded(&pair.a), pair.low_b = rounded(&pair.b);
+  return pair;
 }
 
 std::vector<std::vector<float>> run(const std::vector<float>& x, const std::vector<int32_t>& slots,
@@ -35,7 +48,10 @@ std::vector<std::vector<float>> run(const std::vector<float>& x, const std::vect
   std::vector<std::vector<float>> out(pairs.size());
   for (size_t i = 0; i < pairs.size(); ++i) {
     out[i].assign(a.rows * pairs[i].n, std::nanf(""));
-    a.a[i] = pairs[i].a.data(), a.b[i] = pairs[i].b.data(), a.ranks[i] = pairs[i].ranks.data();
+    a.is_bf16 = !pairs[i].low_a.empty();
+    a.a[i] = a.is_bf16 ? static_cast<const void*>(pairs[i].low_a.data()) : pairs[i].a.data();
+    a.b[i] = a.is_bf16 ? static_cast<const void*>(pairs[i].low_b.data()) : pairs[i].b.data();
+    a.ranks[i] = pairs[i].ranks.data();
     a.n[i] = pairs[i].n, a.out[i] = out[i].data();
   }
   kernels().low_rank(a, pool);
@@ -47,26 +63,30 @@ std::vector<std::vector<float>> run(const std::vector<float>& x, const std::vect
 TEST(low_rank, equals_the_formula) {
   ThreadPool threads(3);
   const std::vector<int32_t> slots = {0, 3, 1, 2, 3, 0, 1};
-  for (const int64_t k : {1, 15, 16, 67, 512}) {
-    const std::vector<Pair> pairs = {make_pair(k, 5, 1), make_pair(k, 300, 3)};
+  const int64_t sizes[] = {1, 15, 16, 67, 512};
+  for (int i = 0; i < 10; ++i) {
+    const int64_t k = sizes[i / 2];
+    const bool is_bf16 = i % 2;
+    const std::vector<Pair> pairs = {make_pair(k, 5, 1, is_bf16), make_pair(k, 300, 3, is_bf16)};
     const std::vector<float> x = normal(slots.size() * k, 7);
     const auto out = run(x, slots, pairs, threads.pool());
-    for (size_t i = 0; i < pairs.size(); ++i) {
-      std::vector<double> expected(slots.size() * pairs[i].n, 0.0);
+    for (size_t p = 0; p < pairs.size(); ++p) {
+      const Pair& pair = pairs[p];
+      std::vector<double> expected(slots.size() * pair.n, 0.0);
       for (size_t row = 0; row < slots.size(); ++row) {
         if (slots[row] == 0) continue;
         const int64_t slot = slots[row] - 1;
-        for (int64_t j = 0; j < pairs[i].ranks[slot]; ++j) {
+        for (int64_t j = 0; j < pair.ranks[slot]; ++j) {
           double u = 0.0;
           for (int64_t c = 0; c < k; ++c) {
-            u += static_cast<double>(x[row * k + c]) * pairs[i].a[(slot * kRank + j) * k + c];
+            u += static_cast<double>(x[row * k + c]) * pair.a[(slot * kRank + j) * k + c];
           }
-          for (int64_t c = 0; c < pairs[i].n; ++c) {
-            expected[row * pairs[i].n + c] += u * pairs[i].b[(slot * kRank + j) * pairs[i].n + c];
+          for (int64_t c = 0; c < pair.n; ++c) {
+            expected[row * pair.n + c] += u * pair.b[(slot * kRank + j) * pair.n + c];
           }
         }
       }
-      check_close(out[i], expected, 1e-4, 1e-3);
+      check_close(out[p], expected, 1e-4, 1e-3);
     }
   }
 }

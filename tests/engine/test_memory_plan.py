@@ -263,7 +263,7 @@ def test_data_ranks_are_counted_as_they_lie_on_devices(tmp_path):
 
 
 def test_places_for_adapters_are_planned_beside_the_weights(folder, plan):
-    # Float32 of rank 16, in and out of each matrix.
+    # Of rank 16, in float32, as the model computes: in and out of each matrix.
     pairs = [(HIDDEN, 32), (HIDDEN, 16), (HIDDEN, 16), (32, HIDDEN), *[(HIDDEN, FFN)] * 3]
     place_bytes = 4 * 16 * LAYERS * sum(map(sum, pairs))
     room = FLOAT_BYTES + 4 * place_bytes + 2 * MIB

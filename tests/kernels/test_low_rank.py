@@ -18,11 +18,11 @@ def implementation(is_native, monkeypatch):
         pytest.skip("needs the native kernels")
 
 
-def stack(rng, num_slots, rank, k, n):
+def stack(rng, num_slots, rank, k, n, dtype=jnp.float32):
     a, b = rng.standard_normal((num_slots, rank, k)), rng.standard_normal((num_slots, rank, n))
     ranks = rng.integers(0, rank + 1, num_slots)
     ranks[0] = rank
-    return LowRankStack(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32), jnp.asarray(ranks, jnp.int32))
+    return LowRankStack(jnp.asarray(a, dtype), jnp.asarray(b, dtype), jnp.asarray(ranks, jnp.int32))
 
 
 def expected(x, slots, pairs):
@@ -34,10 +34,12 @@ def expected(x, slots, pairs):
     return out
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(("rows", "k"), [(1, 5), (7, 48), (40, 129)])
-def test_each_row_is_multiplied_by_the_matrices_of_its_slot(rows, k):
+def test_each_row_is_multiplied_by_the_matrices_of_its_slot(rows, k, dtype):
     rng = np.random.default_rng(rows)
-    pairs = [stack(rng, 3, 6, k, n) for n in (1, 70, 128)]
+    # More than one call of a kernel takes.
+    pairs = [stack(rng, 3, 6, k, n, dtype) for n in (1, 70, 128, 16, 3)]
     x, slots = rng.standard_normal((rows, k)).astype(np.float32), rng.integers(0, 4, rows).astype(np.int32)
     for y, each in zip(low_rank(jnp.asarray(x), jnp.asarray(slots), pairs), pairs, strict=True):
         wanted = expected(x.astype(np.float64), slots, each)

@@ -217,6 +217,7 @@ def test_guesses_at_next_tokens_change_no_answer_of_an_adapter(base, llm, adapte
     assert list(map(_bits, outputs)) == list(map(_bits, expected))
 
 
+@pytest.mark.slow
 def test_grammars_samples_and_guesses_of_adapters_give_in_a_batch_what_each_gives_alone(tmp_path):
     folders = [save_adapter(EMBEDDED_MODEL, tmp_path / f"a{i}", seed=i, scale=0.2) for i in range(2)]
     chosen = [None, *(LoRARequest(folder.name, 1, folder) for folder in folders)]
@@ -242,6 +243,23 @@ def test_grammars_samples_and_guesses_of_adapters_give_in_a_batch_what_each_give
             assert list(map(_bits, outputs)) == list(map(_bits, alone))
     assert all(re.fullmatch("([a-e ]{2,5}[0-9]*)+", each.outputs[0].text) for each in alone[:3])
     assert len({each.outputs[0].text for each in alone[:3]}) == 3
+
+
+@pytest.mark.slow
+def test_beside_a_model_in_bfloat16_places_take_half_and_answers_are_close(base, llm, adapters):
+    sizes = {"max_loras": 16, "max_model_len": 128, "max_num_seqs": 32, "kv_cache_memory": "64MiB"}
+    with LLM(str(base), dtype="bfloat16", enable_lora=True, **sizes) as low:
+        assert 2 * low._built.variants.bytes_per_place == llm._built.variants.bytes_per_place
+        chosen = [None, *adapters[:3]]
+        alone = [low.generate([PROMPTS[0]], GREEDY, lora_request=each)[0] for each in chosen]
+        low.engine.reset_prefix_cache()
+        together = low.generate([PROMPTS[0]] * 4, GREEDY, lora_request=chosen)
+    assert list(map(_bits, together)) == list(map(_bits, alone))
+    for output, expected in zip(alone, llm.generate([PROMPTS[0]] * 4, GREEDY, lora_request=chosen), strict=True):
+        ours, theirs = (each.outputs[0].logprobs[0] for each in (output, expected))
+        shared = ours.keys() & theirs.keys()
+        assert shared
+        assert all(abs(ours[token].logprob - theirs[token].logprob) < 0.2 for token in shared)
 
 
 @pytest.mark.slow

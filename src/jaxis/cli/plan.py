@@ -124,7 +124,7 @@ def plan(
         places = None
         if enable_lora:
             places = WantedPlaces(
-                lambda model: max_loras * place_bytes(model, max_lora_rank),
+                lambda model, dtype: max_loras * place_bytes(model, dtype, max_lora_rank),
                 f"--enable-lora --max-loras {max_loras} --max-lora-rank {max_lora_rank}",
             )
         planner = Planner(source, Wanted(max_model_len, quantization, kv_cache_dtype, dtype, layout, places))

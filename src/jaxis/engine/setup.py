@@ -171,9 +171,10 @@ def _build_engine(
     return BuiltEngine(engine, default_sampling_params, fingerprint, followers or NO_OTHER_HOSTS, variants)
 
 
-def _planned_places(args: EngineArgs) -> PlannedPlaces:
+def _planned_places(args: EngineArgs, config: VllmConfig) -> PlannedPlaces:
+    dtype = config.model_config.dtype
     text = f"places for {args.max_loras} adapters of rank {args.max_lora_rank} (--max-loras, --max-lora-rank)"
-    return PlannedPlaces(lambda model: args.max_loras * place_bytes(model, args.max_lora_rank), text)
+    return PlannedPlaces(lambda model: args.max_loras * place_bytes(model, dtype, args.max_lora_rank), text)
 
 
 def _cache_bytes_beside_places(args: EngineArgs, loaded: LoadedModel) -> int | None:
@@ -181,7 +182,8 @@ def _cache_bytes_beside_places(args: EngineArgs, loaded: LoadedModel) -> int | N
     [mesh], [model] = loaded.meshes, loaded.models
     if args.kv_cache_memory_bytes is not None or mesh.devices.flat[0].platform == "cpu":
         return None
-    return loaded.most_cache_bytes - _planned_places(args).bytes_on([mesh], [model], loaded.most_cache_bytes)
+    places = _planned_places(args, loaded.vllm_config)
+    return loaded.most_cache_bytes - places.bytes_on([mesh], [model], loaded.most_cache_bytes)
 
 
 def _open_adapters(args: EngineArgs, executor: Executor, progress: ProgressDisplay) -> AdapterStore:
@@ -263,7 +265,7 @@ def _plan_memory(
         model = construct_draft(draft_config, speculative.method)
         return PlannedDraft(model, draft_config, _stored_bytes(draft_args, draft_config))
 
-    places = _planned_places(args) if args.enable_lora else None
+    places = _planned_places(args, make_config(args)) if args.enable_lora else None
     return plan_memory(args, make_config, meshes, _stored_bytes(args, make_config(args)), make_draft, shared, places)
 
 

@@ -16,8 +16,8 @@ class LowRankStack(NamedTuple):
     """The pairs of one layer: S slots of rank r at most.
 
     Attributes:
-      a: float32 [S, r, in].
-      b: float32 [S, r, out].
+      a: [S, r, in], float32 or bfloat16.
+      b: [S, r, out] of the same type.
       ranks: i32 [S]; of slot s, only the first ranks[s] rows of both count.
     """
 
@@ -34,7 +34,7 @@ def low_rank(x: jax.Array, slots: jax.Array, stacks: Sequence[LowRankStack]) -> 
     Args:
       x: [T, in].
       slots: i32 [T], from 0 to S.
-      stacks: Any number.
+      stacks: Any number, all of one type.
 
     Returns:
       float32 [T, out] of each stack.
@@ -57,9 +57,9 @@ def _definition(x: jax.Array, slots: jax.Array, stack: LowRankStack) -> jax.Arra
     slots = jnp.where(slots == 0, num_slots, slots - 1)
     order = jnp.argsort(slots)
     sizes = jnp.bincount(slots, length=num_slots + 1)[:num_slots].astype(jnp.int32)
-    u = jax.lax.ragged_dot(x[order], jnp.swapaxes(stack.a, 1, 2), sizes)
+    u = jax.lax.ragged_dot(x[order], jnp.swapaxes(stack.a, 1, 2).astype(x.dtype), sizes)
     of_row = jnp.append(stack.ranks, 0)[slots[order]]
     u = jnp.where(jnp.arange(rank) < of_row[:, None], u, 0.0)
-    y = jax.lax.ragged_dot(u, stack.b, sizes)
+    y = jax.lax.ragged_dot(u, stack.b.astype(x.dtype), sizes)
     y = jnp.where((slots[order] < num_slots)[:, None], y, 0.0)
     return jnp.zeros_like(y).at[order].set(y)

@@ -8,6 +8,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxis.kernels.low_rank import LowRankStack, low_rank
 from jaxis.layers.module import JaxModule
@@ -33,11 +34,14 @@ class LowRankAddition(JaxModule):
       input_size: Features in.
       output_size: Features out.
       rows: The slots of rows; all additions of a model share it.
+      dtype: The matrices' type, float32 or bfloat16.
     """
 
-    def __init__(self, num_slots: int, rank: int, input_size: int, output_size: int, rows: StepRows) -> None:
-        self.a = nnx.Variable(jnp.zeros((num_slots, rank, input_size), jnp.float32))
-        self.b = nnx.Variable(jnp.zeros((num_slots, rank, output_size), jnp.float32))
+    def __init__(
+        self, num_slots: int, rank: int, input_size: int, output_size: int, rows: StepRows, dtype: DTypeLike
+    ) -> None:
+        self.a = nnx.Variable(jnp.zeros((num_slots, rank, input_size), dtype))
+        self.b = nnx.Variable(jnp.zeros((num_slots, rank, output_size), dtype))
         self.ranks = nnx.Variable(jnp.zeros(num_slots, jnp.int32))
         self.rows = rows
 

@@ -10,6 +10,7 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxis.config.quantization import ApplyingQuantMethod
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
@@ -30,6 +31,9 @@ _MOST_HEADER_BYTES = 64 << 20
 class AdaptedModel:
     """The arrays of a model and, beside them, the matrices of adapters.
 
+    Attributes:
+      bytes_per_place: Bytes of one adapter's matrices.
+
     Args:
       base: The model.
       num_places: Adapters whose matrices there is room for.
@@ -43,10 +47,11 @@ class AdaptedModel:
         found = dict(_adaptable(model))
         self._layers = {name: layer for name, layer in found.items() if not layer.has_moved_rows}
         self._moved = found.keys() - self._layers.keys()
-        rows = StepRows()
+        rows, dtype = StepRows(), _table_type(base.hidden_states.dtype)
+        self.bytes_per_place = _place_bytes(self._layers.values(), dtype, max_rank)
         for layer in self._layers.values():
             sizes = layer.input_size, layer.output_size
-            layer.addition = LowRankAddition(num_places, max_rank, *sizes, rows)
+            layer.addition = LowRankAddition(num_places, max_rank, *sizes, rows, dtype)
         setattr(model, _ROWS, rows)
         self._split = ModelArrays(model, base.hidden_states, has_head=False)
         self._index = {name: i for i, name in enumerate(self._split.bytes_by_name())}
@@ -57,14 +62,9 @@ class AdaptedModel:
         return self._split.arrays
 
     @property
-    def bytes_per_place(self) -> int:
-        """Bytes of one adapter's matrices."""
-        return _place_bytes(self._layers.values(), self.max_rank)
-
-    @property
     def most_file_bytes(self) -> int:
         """Bytes of a file that can be an adapter of the model: what has a place, in float32, twice, and a header."""
-        return 2 * self.bytes_per_place + _MOST_HEADER_BYTES
+        return 4 * self.bytes_per_place + _MOST_HEADER_BYTES
 
     def merge(self, arrays: list[jax.Array], places: jax.Array) -> GenerativeModel:
         """See `Variants`."""
@@ -130,13 +130,19 @@ class AdaptedModel:
 _ROWS = "step_rows"
 
 
-def place_bytes(model: JaxModule, max_rank: int) -> int:
-    """Bytes of one adapter's matrices beside a model, which may be one without weights."""
-    return _place_bytes([layer for _, layer in _adaptable(model)], max_rank)
+def place_bytes(model: JaxModule, dtype: DTypeLike, max_rank: int) -> int:
+    """Bytes of one adapter's matrices beside a model that computes in some type; it may be one without weights."""
+    return _place_bytes([layer for _, layer in _adaptable(model)], _table_type(dtype), max_rank)
 
 
-def _place_bytes(layers: Iterable[JaxLinear], max_rank: int) -> int:
-    return 4 * max_rank * sum(layer.input_size + layer.output_size for layer in layers)
+def _place_bytes(layers: Iterable[JaxLinear], table_type: DTypeLike, max_rank: int) -> int:
+    elements = max_rank * sum(layer.input_size + layer.output_size for layer in layers)
+    return elements * jnp.dtype(table_type).itemsize
+
+
+def _table_type(dtype: DTypeLike) -> DTypeLike:
+    """The type of adapters' matrices beside a model that computes in some type: bfloat16 with bfloat16, or float32."""
+    return jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
 
 
 def _adaptable(model: JaxModule) -> list[tuple[str, JaxLinear]]:
@@ -163,4 +169,4 @@ def _entry(change: LowRankChange | None, layer: JaxLinear, table: str, max_rank:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _write(table: jax.Array, entry: jax.Array, place: int) -> jax.Array:
-    return jax.lax.dynamic_update_index_in_dim(table, jnp.asarray(entry), place, 0)
+    return jax.lax.dynamic_update_index_in_dim(table, jnp.asarray(entry, table.dtype), place, 0)

@@ -70,9 +70,9 @@ def test_places_for_adapters_take_memory_from_the_cache(tmp_path):
     result = CliRunner().invoke(app, ["plan", str(tmp_path), *arguments, "--max-loras", "8", "--json"])
     assert result.exit_code == 0, result.output
     [found] = json.loads(result.stdout)["plans"][0]["options"]
-    # E 4096, 32 heads and 8 key-value heads of 128, F 12288, 36 layers; float32 of rank 16.
+    # E 4096, 32 heads and 8 key-value heads of 128, F 12288, 36 layers; bfloat16 of rank 16.
     sizes = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), *[(4096, 12288)] * 3]
-    expected = 8 * 4 * 16 * 36 * sum(map(sum, sizes))
+    expected = 8 * 2 * 16 * 36 * sum(map(sum, sizes))
     assert found["device_place_bytes"] == expected
     [without] = Planner(source, Wanted(quantization="none", kv_cache_dtype="auto")).plan(target).options
     assert without.device_place_bytes == 0

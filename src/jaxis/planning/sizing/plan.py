@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxis.bringup.analyze.source import ModelSource
 from jaxis.config import VllmConfig
@@ -202,11 +203,11 @@ class WantedPlaces:
     """Room for what changes the model for some requests.
 
     Attributes:
-      bytes_of: Its bytes on each device, of a model that is constructed without weights.
+      bytes_of: Its bytes on each device, of a model that is constructed without weights and computes in some type.
       options: Those of `jaxis serve` that ask for it.
     """
 
-    bytes_of: Callable[[JaxModule], int]
+    bytes_of: Callable[[JaxModule, DTypeLike], int]
     options: str
 
 
@@ -360,7 +361,8 @@ class Planner:
     def _option(self, target: Target, width: Width, cache: str, layout: Layout) -> PlanOption:
         stages = self._stages(target, width, cache, layout)
         places = self._wanted.places
-        place_bytes = 0 if places is None else max(places.bytes_of(width.stage(each).model) for each in layout.stages)
+        dtype, own = width.vllm_config.model_config.dtype, [width.stage(each).model for each in layout.stages]
+        place_bytes = 0 if places is None else max(places.bytes_of(model, dtype) for model in own)
         room = capacity(stages, width.vllm_config, target.accelerator, self.context_len, place_bytes)
         option = PlanOption(
             quantization=width.quantization,
