@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from jaxis import LLM, SamplingParams
 from jaxis.bringup.verify.compare import relative_error
@@ -152,5 +154,34 @@ def test_adapters_of_experts_are_merged_into_stacks_and_into_matrices(name, tmp_
     print(f"\n| {name}, experts | {error:.1e} |")
     assert error < 1e-4
     message = r"changes '.*experts.down_proj', experts, which cannot be changed for some"
+    with LLM(checkpoint_folder(family), enable_lora=True, **SIZES) as llm, pytest.raises(ConfigError, match=message):
+        llm.generate([TOKENS], GREEDY, lora_request=LoRARequest("a", 1, tmp_path), progress=False)
+
+
+@pytest.mark.slow
+def test_adapters_of_each_experts_matrices_are_merged(tmp_path):
+    """As PEFT has saved them with transformers 4, where each expert has linear layers."""
+    family, rank, scale = ROWS["Qwen3 MoE"], 2, 2.0
+    model = copy.deepcopy(reference_model(family))
+    rng, tensors = torch.Generator().manual_seed(0), {}
+    with torch.no_grad():
+        for i, layer in enumerate(model.model.layers):
+            experts = layer.mlp.experts
+            gates, ups = experts.gate_up_proj.data.chunk(2, dim=1)
+            for name, stack in (("gate_proj", gates), ("up_proj", ups), ("down_proj", experts.down_proj.data)):
+                for expert, weight in enumerate(stack):
+                    a = 0.3 * torch.randn((rank, weight.shape[1]), generator=rng)
+                    b = 0.3 * torch.randn((weight.shape[0], rank), generator=rng)
+                    weight += scale * b @ a
+                    prefix = f"base_model.model.model.layers.{i}.mlp.experts.{expert}.{name}"
+                    tensors |= {f"{prefix}.lora_A.weight": a, f"{prefix}.lora_B.weight": b}
+        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank * scale}
+    config["target_modules"] = ["gate_proj", "up_proj", "down_proj"]
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with LLM(checkpoint_folder(family), adapter=tmp_path, merge=True, **SIZES) as llm:
+        assert relative_error(llm.compute_logits(TOKENS), expected) < 1e-5
+    message = r"changes '.*experts.0.*_proj', which is not a linear layer that can be changed for some"
     with LLM(checkpoint_folder(family), enable_lora=True, **SIZES) as llm, pytest.raises(ConfigError, match=message):
         llm.generate([TOKENS], GREEDY, lora_request=LoRARequest("a", 1, tmp_path), progress=False)
