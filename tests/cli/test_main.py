@@ -25,7 +25,20 @@ def test_every_command_has_examples_in_its_help(invoke, command):
 
 
 COMMANDS = [
-    *("generate", "chat", "serve", "infer", "run-batch", "embed", "quantize", "analyze", "convert", "verify", "report"),
+    *(
+        "generate",
+        "chat",
+        "serve",
+        "infer",
+        "train",
+        "run-batch",
+        "embed",
+        "quantize",
+        "analyze",
+        "convert",
+        "verify",
+        "report",
+    ),
     *("new-key", "pull", "list", "rm", "new-model", "env", "bench latency", "bench throughput", "bench serve"),
 ]
 

@@ -25,6 +25,7 @@ from jaxis.cli.quantize import quantize
 from jaxis.cli.run_batch import run_batch
 from jaxis.cli.serve import serve
 from jaxis.cli.serve_options import ServeCommand
+from jaxis.cli.train import train
 from jaxis.version import __version__
 
 app = typer.Typer(
@@ -43,6 +44,7 @@ app.command("list")(list_models)
 app.command()(rm)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(infer)  # it takes fields
 app.command()(run_batch)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)  # as infer
 app.command()(embed)
 app.command()(quantize)
 app.command()(analyze)
@@ -84,6 +86,7 @@ def jaxis(
       jaxis infer -c config.yaml
       jaxis run-batch -i batch.jsonl -o results.jsonl -m ./Qwen3-0.6B
       jaxis embed ./all-MiniLM-L6-v2 texts.jsonl -o vectors.npy
+      jaxis train -c config.yaml
       jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int8
       jaxis convert ./Qwen3-0.6B ./Qwen3-0.6B-orbax --to orbax
       jaxis verify ./Qwen3-0.6B

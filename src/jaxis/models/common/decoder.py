@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -249,11 +251,28 @@ _run_layer_as_call = jax.jit(_run_layer, static_argnums=0)
 _run_layer_inline = jax.jit(_run_layer, static_argnums=0, inline=True)
 
 
+_run_layer_recomputed = jax.jit(jax.checkpoint(_run_layer, static_argnums=0), static_argnums=0)
+
+_recompute: ContextVar[bool] = ContextVar("recompute", default=False)
+
+
+@contextmanager
+def layers_recomputed() -> Iterator[None]:
+    """Programs that are traced in the block keep the inputs of layers only, and compute layers again to derive them."""
+    token = _recompute.set(True)
+    try:
+        yield
+    finally:
+        _recompute.reset(token)
+
+
 def _layer_runner() -> Callable[..., LayerOutput]:
     """`_run_layer` as a function of the program, which equal layers call; or, among data ranks, as a part of it.
 
     In a region that is manual over some axes only, XLA for TPUs cannot divide a function that is called twice.
     """
+    if _recompute.get():
+        return _run_layer_recomputed
     is_partly_manual = 0 < len(automatic_axes()) < len(MESH_AXES)
     return _run_layer_inline if is_partly_manual else _run_layer_as_call
 

@@ -1,0 +1,97 @@
+"""`jaxis train`: fine-tunes a model."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jaxis.cli.console import EXIT_INTERRUPTED, note, report_errors
+from jaxis.cli.infer import apply_overrides
+from jaxis.cli.options import Debug
+
+if TYPE_CHECKING:
+    from jaxis.training.trainer import Trainer, TrainingResult
+
+_RESUME = "--training.try_resume_from_last_checkpoint"
+
+
+def train(
+    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", metavar="FILE", help="YAML file with model, data and training.", show_default=False
+        ),
+    ] = None,
+    show_examples: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Print the first N examples, what is learned in «», and train nothing."),
+    ] = 0,
+    debug: Debug = False,
+) -> None:
+    """Fine-tune a model: all weights, or adapters; on conversations, texts or preferences.
+
+    Every field of the file can be given on the command line, by its dotted name.
+    The finished model goes to training.output_dir, as do checkpoints and metrics.jsonl.
+    A run that is stopped by Ctrl-C or SIGTERM saves a checkpoint first, and prints the command that goes on.
+
+    \b
+    [bold]Examples[/bold]
+      jaxis train -c config.yaml
+      jaxis train -c config.yaml --training.learning_rate 1e-4 --training.max_steps 100
+      jaxis train -c config.yaml --show-examples 3
+    """
+    with report_errors(debug=debug):
+        from jaxis.inference.inference_config import read_yaml_mapping
+        from jaxis.training.config import TrainConfig
+
+        values = {} if config is None else read_yaml_mapping(config)
+        apply_overrides(values, context.args)
+        train_config = TrainConfig.of(values)
+        from jaxis.host.progress import ProgressDisplay
+        from jaxis.training.trainer import Trainer
+
+        trainer = Trainer(train_config, note)
+        if show_examples:
+            _show(trainer, show_examples)
+            return
+        result = trainer.run(ProgressDisplay())
+    _report(result, config, context.args)
+
+
+def _show(trainer: Trainer, count: int) -> None:
+    from jaxis.training.examples import shown
+
+    for example in trainer.data.examples[:count]:
+        print(f"--- {example.where}: {len(example.ids)} tokens, {example.num_learned} learned")
+        print(shown(example, trainer.base.tokenizer))
+
+
+def _report(result: TrainingResult, config: Path | None, arguments: list[str]) -> None:
+    import signal
+
+    if result.stopped_by is None:
+        note(f"{result.num_steps} steps done; the model is in {result.output}")
+        return
+    command = ["jaxis", "train", *(() if config is None else ("-c", str(config))), *_without_resume(arguments)]
+    note(f"stopped after step {result.step} of {result.num_steps}, saved in {result.checkpoint}; this goes on:")
+    note(f"  {shlex.join([*command, _RESUME, 'true'])}")
+    if result.stopped_by == signal.SIGINT:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _without_resume(arguments: list[str]) -> list[str]:
+    """The arguments without what says where a run goes on."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word.startswith((_RESUME, "--training.resume_from_checkpoint")):
+            if "=" not in word:
+                next(words, None)
+            continue
+        kept.append(word)
+    return kept

@@ -1,0 +1,138 @@
+"""The model that is trained, as its checkpoint has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.typing import DTypeLike
+
+from jaxis.config import LoadConfig, ModelConfig, VllmConfig
+from jaxis.config.checkpoint_values import DEFAULT_CONTEXT_LENGTH, checkpoint_dtype, trained_context_length
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.value_checks import check_values
+from jaxis.engine.opened_model import EMBEDDED_MODEL
+from jaxis.engine.settings import DTYPES
+from jaxis.errors import ConfigError
+from jaxis.host.progress import ProgressDisplay
+from jaxis.inference.model_params import to_llm_arguments
+from jaxis.layers.module import JaxModule
+from jaxis.loading.hub import resolve_model
+from jaxis.loading.open_checkpoint import TensorListing, read_config_values
+from jaxis.models.model_loader import construct_abstractly, load_model
+from jaxis.parallel.mesh import make_mesh
+from jaxis.quantization.arguments import parse_quantization
+from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
+from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer.chat_messages import reserved_variable
+from jaxis.tokenizer.template_choice import read_tokenizer
+from jaxis.training.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A checkpoint whose configuration was read, but not its weights.
+
+    Attributes:
+      path: Its folder or file.
+      name: As the user calls it.
+      hf_config: Its config.json.
+      tokenizer: Its tokenizer, with the chat template that was asked for.
+      template: Arguments of `Tokenizer.apply_chat_template`.
+      context: Tokens of the longest sequence.
+      compute_dtype: What it computes in.
+      quantization: How its weights are quantized beyond what the checkpoint says: int8, int4 or None.
+    """
+
+    path: Path
+    name: str
+    hf_config: HFConfig
+    tokenizer: Tokenizer
+    template: Mapping[str, Any]
+    context: int
+    compute_dtype: DTypeLike
+    quantization: str | None
+
+    def load(self, dtype: DTypeLike, progress: ProgressDisplay, *, random: bool = False, seed: int = 0) -> JaxModule:
+        """The model with its weights in this type.
+
+        Args:
+          dtype: Of plain float arrays, and of what is computed.
+          progress: Shows how far it is.
+          random: Whether weights are drawn instead of read.
+          seed: Of those.
+
+        Raises:
+          ConfigError, CheckpointError: See `load_model`.
+        """
+        quantization = None
+        if not random:
+            choice = parse_quantization(self.quantization)
+            quantization = quantization_of_checkpoint(self.hf_config, choice, TensorListing(self.path))
+        config = VllmConfig(
+            ModelConfig(str(self.path), self.hf_config, dtype=dtype, max_model_len=self.context, seed=seed),
+            load_config=LoadConfig("dummy" if random else "auto"),
+            quant_config=quantization,
+        )
+        with progress.loading(self.name) as on_progress:
+            return load_model(config, make_mesh(), on_progress)
+
+    def construct(self, dtype: DTypeLike) -> JaxModule:
+        """The model without weights, as floats of this type."""
+        config = ModelConfig(str(self.path), self.hf_config, dtype=dtype, max_model_len=self.context)
+        return construct_abstractly(VllmConfig(config), check_config=False)
+
+
+def open_base_model(config: TrainConfig) -> BaseModel:
+    """Finds the model and reads what is beside its weights.
+
+    Raises:
+      ConfigError, CheckpointError: It cannot be found, or is of a kind that cannot be trained.
+    """
+    params = config.model
+    arguments = to_llm_arguments(params)
+    path = (
+        EMBEDDED_MODEL
+        if params.model_name is None
+        else resolve_model(params.model_name, revision=params.model_revision)
+    )
+    values = read_config_values(path)
+    hf_config = HFConfig(values.values, source=values.source)
+    check_values(hf_config)
+    tokenizer = read_tokenizer(path, params.chat_template)
+    if tokenizer is None:
+        raise ConfigError(f"{path} has no tokenizer: put the files of its tokenizer there")
+    template = dict(params.chat_template_kwargs or {})
+    if (reserved := reserved_variable(template, tokenizer)) is not None:
+        raise ConfigError(f"model.chat_template_kwargs must not set {reserved!r}: leave it out")
+    trained = trained_context_length(hf_config) or DEFAULT_CONTEXT_LENGTH
+    if params.model_max_length is not None and params.model_max_length > trained:
+        raise ConfigError(
+            f"model.model_max_length={params.model_max_length} is more than the {trained} positions of the model: "
+            "lower it"
+        )
+    return BaseModel(
+        path,
+        params.model_name or "the embedded model",
+        hf_config,
+        tokenizer,
+        template,
+        trained,
+        _compute_dtype(config.training.compute_dtype or arguments["dtype"], hf_config),
+        _quantization(config, arguments.get("quantization")),
+    )
+
+
+def _quantization(config: TrainConfig, asked: str | None) -> str | None:
+    return f"int{config.peft.q_lora_bits}" if config.peft.q_lora else asked
+
+
+def _compute_dtype(name: str, hf_config: HFConfig) -> DTypeLike:
+    if name == "auto":
+        name = "float32" if jax.default_backend() == "cpu" else checkpoint_dtype(hf_config) or "bfloat16"
+    if name == "float16":
+        raise ConfigError("model.torch_dtype_str='float16' cannot be honoured: gradients underflow; give bfloat16")
+    return DTYPES[name]

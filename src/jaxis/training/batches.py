@@ -1,0 +1,157 @@
+"""The batch of each step: a pure function of the examples, the seed and the step's number."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from jaxis.training.examples import Example
+from jaxis.training.packing import pack
+
+MIN_ROW_TOKENS = 64
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainingBatch:
+    """Rows of L tokens, [B] of them in each of [M] micro-batches; a row holds up to R sequences, then padding.
+
+    Attributes:
+      ids: int32 [M, B, L].
+      targets: int32 [M, B, L], the token that follows each.
+      learned: bool [M, B, L], whether that is learned.
+      positions: int32 [M, B, L], of each token in its sequence.
+      seq_lens: int32 [M, B, R].
+      query_start_loc: int32 [M, B, R + 1]; sequence r's tokens are [r] to [r + 1].
+      num_sequences: int32 [M, B].
+    """
+
+    ids: np.ndarray | jax.Array
+    targets: np.ndarray | jax.Array
+    learned: np.ndarray | jax.Array
+    positions: np.ndarray | jax.Array
+    seq_lens: np.ndarray | jax.Array
+    query_start_loc: np.ndarray | jax.Array
+    num_sequences: np.ndarray | jax.Array
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How many rows a step has.
+
+    Attributes:
+      num_micro_batches: M, computed one after the other.
+      num_items: Of a micro-batch, computed together: rows, or pairs of rows.
+      max_tokens: Most tokens of a row.
+    """
+
+    num_micro_batches: int
+    num_items: int
+    max_tokens: int
+
+    @property
+    def num_items_of_step(self) -> int:
+        """Items of a step."""
+        return self.num_micro_batches * self.num_items
+
+
+class Batches:
+    """The batches of training.
+
+    Args:
+      items: Examples; an item of two is a pair, whose rows come in the two halves of a micro-batch.
+      shape: Of a batch.
+      seed: Of the order of items, which is another one in each epoch; None keeps them as they are.
+      packs: Whether examples share rows; not for pairs.
+    """
+
+    def __init__(
+        self, items: Sequence[tuple[Example, ...]], shape: BatchShape, *, seed: int | None, packs: bool = False
+    ) -> None:
+        self._items, self._shape, self._seed, self._packs = items, shape, seed, packs
+        self.rows_per_item = len(items[0])
+        self._lengths = [max(len(example.ids) for example in item) for item in items]
+        self._num_units = len(self._units(0)) if packs else len(items)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which every item is seen once; the last one may have fewer."""
+        return -(-self._num_units // self._shape.num_items_of_step)
+
+    def batch(self, step: int) -> TrainingBatch:
+        """The batch of a step, from 0."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        size = self._shape.num_items_of_step
+        return self._assemble(self._units(epoch)[place * size : (place + 1) * size])
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019 - of the two epochs around a step
+    def _units(self, epoch: int) -> list[list[int]]:
+        """The items of each row in the order of an epoch."""
+        order = np.arange(len(self._items))
+        if self._seed is not None:
+            # NumPy guarantees the stream of this generator, whatever its version.
+            order = np.random.RandomState([self._seed, epoch]).permutation(len(self._items))
+        if not self._packs:
+            return [[i] for i in order.tolist()]
+        rows = pack(self._lengths, self._shape.max_tokens, order.tolist())
+        if self._seed is None:
+            return rows
+        return [rows[i] for i in np.random.RandomState([self._seed, epoch, 1]).permutation(len(rows)).tolist()]
+
+    def _assemble(self, units: Sequence[Sequence[int]]) -> TrainingBatch:
+        shape, of_item = self._shape, self.rows_per_item
+        longest = max(sum(self._lengths[i] for i in unit) for unit in units)
+        num_tokens = shape.max_tokens if self._packs else _rounded_up(longest, MIN_ROW_TOKENS, shape.max_tokens)
+        num_sequences = _rounded_up(max(map(len, units)), 1, shape.max_tokens)
+        # As few micro-batches as the last step of an epoch needs would be one more program.
+        rows = [_Row(num_tokens, num_sequences) for _ in range(shape.num_items_of_step * of_item)]
+        for number, unit in enumerate(units):
+            micro_batch, item = divmod(number, shape.num_items)
+            for half in range(of_item):
+                row = rows[(micro_batch * of_item + half) * shape.num_items + item]
+                for i in unit:
+                    row.add(self._items[i][half])
+        leading = (shape.num_micro_batches, shape.num_items * of_item)
+        arrays = {
+            name: np.stack([getattr(row, name) for row in rows]).reshape(*leading, *np.shape(getattr(rows[0], name)))
+            for name in TrainingBatch.__dataclass_fields__
+        }
+        return TrainingBatch(**arrays)
+
+
+class _Row:
+    """A row that is being filled; attributes as in `TrainingBatch`."""
+
+    def __init__(self, num_tokens: int, num_sequences: int) -> None:
+        self.ids = np.zeros(num_tokens, np.int32)
+        self.targets = np.zeros(num_tokens, np.int32)
+        self.learned = np.zeros(num_tokens, bool)
+        self.positions = np.zeros(num_tokens, np.int32)
+        self.seq_lens = np.zeros(num_sequences, np.int32)
+        self.query_start_loc = np.zeros(num_sequences + 1, np.int32)
+        self.num_sequences = np.int32(0)
+
+    def add(self, example: Example) -> None:
+        """Appends a sequence."""
+        number, length = int(self.num_sequences), len(example.ids)
+        start = int(self.query_start_loc[number])
+        end = start + length
+        self.ids[start:end] = example.ids
+        self.targets[start : end - 1] = example.ids[1:]
+        self.learned[start : end - 1] = example.learned[1:]
+        self.positions[start:end] = np.arange(length)
+        self.seq_lens[number] = length
+        self.query_start_loc[number + 1 :] = end
+        self.num_sequences = np.int32(number + 1)
+
+
+def _rounded_up(size: int, least: int, most: int) -> int:
+    """The size as one of few: a power of two, or the most."""
+    power = least
+    while power < size:
+        power *= 2
+    return min(power, most)

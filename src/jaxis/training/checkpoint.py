@@ -1,0 +1,176 @@
+"""Checkpoints of a training run: all that the next step depends on.
+
+A checkpoint is a folder with a safetensors file of arrays and a JSON file of what else there is. It is written to a
+folder beside its place, synced to the disk and renamed: a folder with a checkpoint's name is whole. Safetensors, whose
+writer jaxis has anyway, take no further dependency, and their bytes are those of the arrays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.host.json_object import read_json_object
+from jaxis.loading.safetensors import SafetensorsFile
+from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
+
+_STATE, _ARRAYS = "trainer_state.json", "state.safetensors"
+_NAME = re.compile(r"checkpoint-(\d+)")
+_MAX_STATE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a checkpoint says besides its arrays.
+
+    Attributes:
+      step: Steps that were done.
+      num_learned: Tokens that were learned in them, or pairs.
+      settings: What must be the same when the run goes on, by name.
+      software: What may differ, but then the last bits do.
+    """
+
+    step: int
+    num_learned: int
+    settings: Mapping[str, Any]
+    software: Mapping[str, Any] = field(default_factory=dict)
+
+    def check_settings(self, settings: Mapping[str, Any], source: Path) -> None:
+        """Checks that a run goes on as it began.
+
+        Raises:
+          ConfigError: Something differs; the error names the first such thing.
+        """
+        for name in sorted({*self.settings, *settings}):
+            before, now = self.settings.get(name), settings.get(name)
+            if before != now:
+                raise ConfigError(
+                    f"{source} was made with {name}={before!r}, and this run has {now!r}: set it back, or train into "
+                    "another training.output_dir"
+                )
+
+
+def checkpoint_folder(output: Path, step: int) -> Path:
+    """The folder of the checkpoint after this many steps."""
+    return output / f"checkpoint-{step}"
+
+
+def find_checkpoints(output: Path) -> list[tuple[int, Path]]:
+    """The whole checkpoints of a run, by their steps."""
+    if not output.is_dir():
+        return []
+    found = [
+        (int(match[1]), path) for path in output.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()
+    ]
+    return sorted(found)
+
+
+def save_checkpoint(output: Path, state: RunState, arrays: Mapping[str, np.ndarray], keep: int | None) -> Path:
+    """Writes a checkpoint; then removes the oldest ones beyond `keep`.
+
+    Args:
+      output: The folder of the run.
+      state: What there is besides arrays.
+      arrays: By name.
+      keep: How many checkpoints are kept; None: all.
+
+    Returns:
+      The folder of the checkpoint.
+
+    Raises:
+      CheckpointError: It cannot be written, such as on a full disk; earlier checkpoints are as they were.
+    """
+    folder = checkpoint_folder(output, state.step)
+    with written_beside(folder) as partial:
+        specs = {name: TensorHeader(array.dtype, array.shape) for name, array in arrays.items()}
+        with SafetensorsWriter(partial / _ARRAYS, specs) as writer:
+            for name, array in arrays.items():
+                writer.write(name, array)
+        (partial / _STATE).write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
+    if keep is not None:
+        for _, old in find_checkpoints(output)[:-keep]:
+            # Renamed first: a run that is killed here must not leave half of a checkpoint under its name.
+            doomed = old.with_name(f".{old.name}.removed")
+            shutil.rmtree(doomed, ignore_errors=True)
+            old.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+    return folder
+
+
+def load_checkpoint(folder: Path) -> tuple[RunState, dict[str, np.ndarray]]:
+    """Reads a checkpoint.
+
+    Raises:
+      CheckpointError: There is none, or it is damaged.
+    """
+    if not (folder / _STATE).is_file():
+        raise CheckpointError(
+            f"{folder} is no checkpoint of a training run: give a folder such as output/checkpoint-500"
+        )
+    values = read_json_object(folder / _STATE, max_bytes=_MAX_STATE_BYTES)
+    try:
+        state = RunState(**values)
+    except TypeError as error:
+        raise CheckpointError(f"{folder / _STATE} is of another version of jaxis: {error}") from None
+    with SafetensorsFile(folder / _ARRAYS) as file:
+        return state, {name: np.array(file.tensor(name)) for name in file.names}
+
+
+class written_beside:
+    """A folder that is filled beside its place, and put there when the block ends without an error.
+
+    Raises:
+      CheckpointError: Something cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+        self._partial = self._folder.with_name(f".{folder.name}.partial")
+
+    def __enter__(self) -> Path:
+        try:
+            self._folder.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(self._partial, ignore_errors=True)
+            self._partial.mkdir()
+        except OSError as error:
+            raise self._fault(error) from None
+        return self._partial
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise self._fault(error) from None
+            return
+        try:
+            for path in self._partial.rglob("*"):
+                sync(path)
+            sync(self._partial)
+            if self._folder.exists():
+                shutil.rmtree(self._folder)
+            self._partial.rename(self._folder)
+            sync(self._folder.parent)
+        except OSError as fault:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            raise self._fault(fault) from None
+
+    def _fault(self, error: OSError) -> CheckpointError:
+        return CheckpointError(f"{self._folder} cannot be written: {error.strerror or error}; free space, and go on")
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or a folder's list of files, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

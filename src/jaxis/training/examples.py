@@ -1,0 +1,236 @@
+"""From samples to token ids, each marked as learned or not.
+
+Of a conversation, what is learned is what the model would have to write: the text of the assistant and the token that
+ends its turn. Where a turn begins is found by rendering the conversation before it as a server does, which needs no
+marks in the template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxis.errors import ConfigError, RequestError
+from jaxis.inference.conversation import Role
+from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer.chat_messages import messages_for_template
+from jaxis.tokenizer.template_choice import turn_end_token_id
+from jaxis.training.config import FINAL_TURN
+from jaxis.training.rows import DataRow, Dialogue, Preference, Text, raise_faults
+
+
+@dataclass(frozen=True)
+class Example:
+    """Token ids, some of which are learned.
+
+    Attributes:
+      ids: int32 [L].
+      learned: bool [L]; never the first, which nothing predicts.
+      where: The row that it is of.
+    """
+
+    ids: np.ndarray
+    learned: np.ndarray
+    where: str
+
+    @property
+    def num_learned(self) -> int:
+        """Tokens that are learned."""
+        return int(self.learned.sum())
+
+
+@dataclass
+class Encoded:
+    """The examples of a data set.
+
+    Attributes:
+      examples: One for each row, or for each turn of those whose template changes earlier turns; for preferences, two
+        for each row: the chosen one and the rejected one.
+      num_cut: Examples that were cut to the length.
+      num_divided: Conversations that became several examples.
+      num_unlike: Turns that the template does not begin as it opens an answer.
+    """
+
+    examples: list[Example]
+    num_cut: int = 0
+    num_divided: int = 0
+    num_unlike: int = 0
+
+    def notes(self, max_tokens: int) -> list[str]:
+        """One line for each thing that a user may not expect.
+
+        Args:
+          max_tokens: To which examples were cut.
+        """
+        lines = []
+        if self.num_cut:
+            lines.append(f"{self.num_cut} of {len(self.examples)} examples were cut to {max_tokens} tokens")
+        if self.num_divided:
+            lines.append(
+                f"{self.num_divided} conversations became an example for each turn: the chat template writes earlier "
+                "turns otherwise than the last one"
+            )
+        if self.num_unlike:
+            lines.append(
+                f"{self.num_unlike} answers do not begin as the chat template opens an answer; they are learned from "
+                "where the two differ"
+            )
+        return lines
+
+
+class ExampleEncoder:
+    """Makes examples of samples.
+
+    Args:
+      tokenizer: The model's.
+      template: Arguments of `Tokenizer.apply_chat_template`, such as enable_thinking.
+      target: Which of the assistant's turns are learned: see `SplitParams`.
+      max_tokens: To which examples are cut.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: Mapping[str, Any], target: str, max_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._template = dict(template)
+        self._target = target
+        self._max_tokens = max_tokens
+        self._turn_end = turn_end_token_id(tokenizer) if tokenizer.has_chat_template else None
+
+    def encode(self, rows: Sequence[DataRow]) -> Encoded:
+        """The examples of all rows.
+
+        Raises:
+          ConfigError: The chat template refuses a row, or nothing of it is learned; the error names the first such row.
+        """
+        encoded = Encoded([])
+        faults: list[str] = []
+        for row in rows:
+            try:
+                encoded.examples += self._of_row(row, encoded)
+            except RequestError as error:
+                faults.append(f"{row.where}: {error}")
+        raise_faults(faults)
+        return encoded
+
+    def _of_row(self, row: DataRow, encoded: Encoded) -> list[Example]:
+        if isinstance(row.sample, Preference):
+            pair = []
+            for sample in (row.sample.chosen, row.sample.rejected):
+                # One answer, of whatever number of messages: both are learned as far as they go.
+                [*_, last] = self._spans(sample, encoded)
+                pair.append(self._cut(*last, row.where, encoded))
+            return pair
+        spans = list(self._spans(row.sample, encoded))
+        encoded.num_divided += len(spans) > 1
+        return [self._cut(ids, learned, row.where, encoded) for ids, learned in spans]
+
+    def _cut(self, ids: list[int], learned: np.ndarray, where: str, encoded: Encoded) -> Example:
+        encoded.num_cut += len(ids) > self._max_tokens
+        example = Example(np.asarray(ids[: self._max_tokens], np.int32), learned[: self._max_tokens], where)
+        if not example.num_learned:
+            raise RequestError(
+                f"no token of it is learned: its first {self._max_tokens} tokens, of {len(ids)}, end before the answer "
+                "does; raise model.model_max_length or shorten the row"
+                if len(ids) > self._max_tokens
+                else "no token of it is learned: its answer is empty"
+            )
+        return example
+
+    def _spans(self, sample: Dialogue | Text, encoded: Encoded) -> Iterator[tuple[list[int], np.ndarray]]:
+        """Token ids and what of them is learned, once for each example that a sample becomes."""
+        if isinstance(sample, Text):
+            yield self._text(sample)
+            return
+        messages = messages_for_template(
+            sample.messages, self._tokenizer, chat_template=self._template.get("chat_template"), tools=sample.tools
+        )
+        turns = [i for i, m in enumerate(messages) if i >= sample.first and m["role"] == Role.ASSISTANT]
+        ids: list[int] = []
+        spans: list[tuple[int, int]] = []
+        for turn in turns[-1:] if self._target == FINAL_TURN else turns:
+            new_ids, span = self._turn(messages[: turn + 1], sample.tools, encoded)
+            if spans and new_ids[: len(ids)] != ids:
+                yield ids, _mask(len(ids), spans)
+                spans = []
+            ids = new_ids
+            spans.append(span)
+        yield ids, _mask(len(ids), spans)
+
+    def _turn(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any, encoded: Encoded
+    ) -> tuple[list[int], tuple[int, int]]:
+        """The ids of a conversation up to the end of its last turn, and where that turn begins and ends in them."""
+        prompt = self._render(messages[:-1], tools, opens=True) if len(messages) > 1 else ""
+        whole = self._render(messages, tools, opens=False)
+        prompt_ids, ids = self._encode(prompt), self._encode(whole)
+        if whole.startswith(prompt):
+            start = len(prompt_ids)
+            if ids[:start] != prompt_ids:  # the tokens at the border are others than a server's
+                ids = prompt_ids + self._encode(whole[len(prompt) :])
+        else:
+            encoded.num_unlike += 1
+            start = next((i for i, (a, b) in enumerate(zip(prompt_ids, ids, strict=False)) if a != b), len(ids))
+        end = self._end_of_turn(ids, start)
+        return ids[:end], (start, end)
+
+    def _end_of_turn(self, ids: Sequence[int], start: int) -> int:
+        """Where a turn ends: after the token that ends it, before what the template writes between turns."""
+        for i in reversed(range(start, len(ids))):
+            if ids[i] == self._turn_end:
+                return i + 1
+        end, special = len(ids), self._tokenizer.special_token_ids
+        while end > start and ids[end - 1] not in special and not self._tokenizer.token_text(ids[end - 1]).strip():
+            end -= 1
+        # A template may end turns without a special token: then all of it is learned.
+        return end if end > start and ids[end - 1] in special else len(ids)
+
+    def _text(self, sample: Text) -> tuple[list[int], np.ndarray]:
+        eos = self._tokenizer.eos_token_id
+        if sample.prompt is None:
+            ids, start = self._tokenizer.encode(sample.completion), 0
+        else:
+            prompt_ids = self._tokenizer.encode(sample.prompt)
+            ids, start = self._tokenizer.encode(sample.prompt + sample.completion), len(prompt_ids)
+            if ids[:start] != prompt_ids:
+                ids = prompt_ids + self._encode(sample.completion)
+        if eos is not None and ids[-1:] != [eos]:
+            ids.append(eos)
+        return ids, _mask(len(ids), [(start, len(ids))])
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, *, opens: bool) -> str:
+        return self._tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=opens, **self._template)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _mask(length: int, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    learned = np.zeros(length, bool)
+    for start, end in spans:
+        learned[start:end] = True
+    learned[:1] = False
+    return learned
+
+
+def check_kind(rows: Sequence[DataRow], trainer_type: str, *, wants_pairs: bool) -> None:
+    """Raises ConfigError if rows are preferences where they should not be, or the other way round."""
+    for row in rows:
+        if isinstance(row.sample, Preference) != wants_pairs:
+            needed = "chosen and rejected" if wants_pairs else "what is learned, not chosen and rejected"
+            raise ConfigError(f"{row.where}: training.trainer_type={trainer_type} needs rows with {needed}")
+
+
+def shown(example: Example, tokenizer: Tokenizer) -> str:
+    """An example as text, its learned tokens in double angle brackets."""
+    parts: list[str] = []
+    changes = np.flatnonzero(np.diff(example.learned.astype(np.int8), prepend=-1)).tolist()
+    for start, end in zip(changes, [*changes[1:], len(example.ids)], strict=True):
+        text = tokenizer.decode(example.ids[start:end].tolist(), skip_special_tokens=False)
+        parts.append(
+            f"\N{LEFT-POINTING DOUBLE ANGLE QUOTATION MARK}{text}\N{RIGHT-POINTING DOUBLE ANGLE QUOTATION MARK}"
+            if example.learned[start]
+            else text
+        )
+    return "".join(parts)

@@ -1,0 +1,85 @@
+"""A model as a pure function of its weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, TypeGuard, cast
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from jaxis.engine.execution.model_arrays import GenerativeModel
+from jaxis.kernels.weights import WeightValue
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.experts import JaxExperts
+from jaxis.layers.module import JaxModule, named_modules
+from jaxis.models.common.decoder import layers_recomputed
+
+Values = Mapping[str, Any]
+"""What each of a model's parameters holds, by its dotted name: a float array, or another form of a weight."""
+
+
+class FunctionalModel:
+    """A model without its weights, which its methods take as arguments.
+
+    Args:
+      model: The model, or one without arrays.
+
+    Attributes:
+      has_experts: Whether it is a mixture of experts, whose products XLA cannot compute for several rows together.
+    """
+
+    def __init__(self, model: JaxModule) -> None:
+        self.has_experts = any(isinstance(module, JaxExperts) for _, module in named_modules(model))
+        self._graph, parameters, self._others = nnx.split(model, nnx.Param, ...)
+        self._parameters = [(path, param) for path, param in nnx.to_flat_state(parameters)]
+
+    def bind(self, values: Values) -> GenerativeModel:
+        """The model with these weights."""
+        state = nnx.from_flat_state(
+            [(path, cast(nnx.Param, param).replace(values[_name(path)])) for path, param in self._parameters]
+        )
+        return cast(GenerativeModel, nnx.merge(self._graph, state, self._others))
+
+
+def values_of(model: JaxModule) -> dict[str, WeightValue]:
+    """What a model's parameters hold, by their names; a module that has two names counts once."""
+    _, parameters, _ = nnx.split(model, nnx.Param, ...)
+    return {_name(path): cast(nnx.Param, param).get_value() for path, param in nnx.to_flat_state(parameters)}
+
+
+def hidden_states(model: GenerativeModel, row: Any, *, recompute: bool) -> jax.Array:
+    """The hidden states [L, E] of a row of a `TrainingBatch`, by the plain forward pass over whole sequences.
+
+    Args:
+      model: The model.
+      row: A `TrainingBatch` without its two leading axes.
+      recompute: Whether layers are computed again for their derivatives.
+    """
+    count = row.num_sequences
+    metadata = AttentionMetadata(
+        input_positions=row.positions,
+        block_tables=None,
+        seq_lens=row.seq_lens,
+        query_start_loc=row.query_start_loc,
+        request_distribution=jnp.stack([jnp.zeros_like(count), count, count]),
+    )
+    with layers_recomputed() if recompute else contextlib.nullcontext():
+        return model(None, row.ids, metadata)[1]
+
+
+def cast_floats(values: Values, dtype: DTypeLike) -> dict[str, Any]:
+    """The values with plain float arrays in another type; other forms of weights stay as they are."""
+    return {name: value.astype(dtype) if is_float(value) else value for name, value in values.items()}
+
+
+def is_float(value: Any) -> TypeGuard[jax.Array]:
+    """Whether a parameter holds a plain array of floats."""
+    return isinstance(value, jax.Array | jax.ShapeDtypeStruct) and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))

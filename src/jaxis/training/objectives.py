@@ -1,0 +1,206 @@
+"""What is minimized: the loss of learned tokens, and DPO's of preferred answers.
+
+Both consist of the log-probabilities of learned tokens. These are computed for a few rows at a time, so that logits of
+all tokens are never in memory, and only for chunks that have learned tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.training.batches import TrainingBatch
+from jaxis.training.functional_model import Values, hidden_states
+
+CHUNK_TOKENS = 256
+
+Sums = dict[str, jax.Array]
+"""What is added up over the micro-batches of a step, float32 scalars by name."""
+
+
+class Forward(Protocol):
+    """A model as objectives see it."""
+
+    def __call__(self, values: Values, batch: TrainingBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Of each token of [B, L], the log-probability of the next one, where it is learned; and whether it is the
+        most likely one."""
+        ...
+
+
+def token_logprobs(
+    compute_logits: Callable[[jax.Array], jax.Array], hidden: jax.Array, targets: jax.Array, learned: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The log-probabilities of targets.
+
+    Args:
+      compute_logits: Hidden states [N, E] to logits [N, V].
+      hidden: [N, E].
+      targets: int32 [N].
+      learned: bool [N].
+
+    Returns:
+      float32 [N], the target's log-probability where it is learned, else 0; and bool [N], whether it has the largest
+      logit.
+    """
+    size = len(targets)
+    chunk_size = min(CHUNK_TOKENS, size)
+    num_chunks = -(-size // chunk_size)
+    # Learned tokens come first, so that as few chunks as possible have some.
+    order = jnp.argsort(~learned, stable=True)
+    padded = jnp.concatenate([order, jnp.zeros(num_chunks * chunk_size - size, order.dtype)])
+    is_real = jnp.arange(len(padded)) < size
+
+    @jax.checkpoint
+    def of_chunk(rows: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def compute(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+            logits = compute_logits(rows).astype(jnp.float32)
+            chosen = jnp.take_along_axis(logits, wanted[:, None], axis=-1)[:, 0]
+            logprobs = chosen - jax.nn.logsumexp(logits, axis=-1)
+            return jnp.where(counts, logprobs, 0.0), (jnp.argmax(logits, axis=-1) == wanted) & counts
+
+        def skip(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return jnp.zeros(len(rows), jnp.float32), jnp.zeros(len(rows), bool)
+
+        return jax.lax.cond(jnp.any(counts), compute, skip, rows)
+
+    chunks = (num_chunks, chunk_size)
+    counted = (learned[padded] & is_real).reshape(chunks)
+    logprobs, hits = jax.lax.map(
+        lambda each: of_chunk(*each), (hidden[padded].reshape(*chunks, -1), targets[padded].reshape(chunks), counted)
+    )
+    # Back to the order of the tokens.
+    places = jnp.where(is_real, padded, size)
+    return (
+        jnp.zeros(size, jnp.float32).at[places].set(logprobs.reshape(-1), mode="drop"),
+        jnp.zeros(size, bool).at[places].set(hits.reshape(-1), mode="drop"),
+    )
+
+
+def batch_logprobs(bind: Callable[[Values, jax.Array], Any], *, recompute: bool, row_by_row: bool) -> Forward:
+    """The log-probabilities of a micro-batch's targets, by the plain forward pass.
+
+    Args:
+      bind: (values, random key of a row) -> the model.
+      recompute: See `hidden_states`.
+      row_by_row: Whether rows are computed one after the other.
+    """
+
+    def forward(values: Values, batch: TrainingBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.arange(len(batch.ids)))
+
+        def of_row(row: TrainingBatch, key: jax.Array) -> jax.Array:
+            return hidden_states(bind(values, key), row, recompute=recompute)
+
+        if row_by_row:
+            hidden = jax.lax.map(lambda each: of_row(*each), (batch, keys))
+        else:
+            hidden = jax.vmap(of_row)(batch, keys)
+        head = bind(values, key).compute_logits
+        shape = batch.ids.shape
+        logprobs, hits = token_logprobs(
+            head,
+            hidden.reshape(-1, hidden.shape[-1]),
+            jnp.asarray(batch.targets).reshape(-1),
+            jnp.asarray(batch.learned).reshape(-1),
+        )
+        return logprobs.reshape(shape), hits.reshape(shape)
+
+    return forward
+
+
+class Objective(Protocol):
+    """What is minimized: the sum of `loss` over micro-batches, divided by the `weight` of all of them together."""
+
+    def weight(self, batch: TrainingBatch) -> jax.Array:
+        """What the sum of losses of a batch, of any number of micro-batches, is divided by."""
+        ...
+
+    def loss(
+        self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array
+    ) -> tuple[jax.Array, Sums]:
+        """The sum of losses of a micro-batch, and what is reported of it, as sums to be divided by the weight.
+
+        Args:
+          forward: The model.
+          values: Its weights.
+          frozen: What of those is not trained, and what the others were before training, where that is needed.
+          batch: The micro-batch.
+          key: What is random in it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The negative log-probability of learned tokens, in nats; its weight is their number."""
+
+    def weight(self, batch: TrainingBatch) -> jax.Array:
+        """See `Objective`."""
+        return jnp.sum(batch.learned, dtype=jnp.float32)
+
+    def loss(
+        self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array
+    ) -> tuple[jax.Array, Sums]:
+        """See `Objective`."""
+        del frozen
+        logprobs, hits = forward(values, batch, key)
+        return -jnp.sum(logprobs), {"accuracy": jnp.sum(hits, dtype=jnp.float32)}
+
+
+@dataclass(frozen=True)
+class DPO:
+    """Direct preference optimization with the sigmoid loss (arXiv:2305.18290); its weight is the number of pairs.
+
+    Answers are compared with those of the model before training.
+
+    Attributes:
+      beta: How far from that the model may go: less with a larger one.
+      label_smoothing: The share of pairs that are taken to be the wrong way round (conservative DPO).
+    """
+
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+
+    def weight(self, batch: TrainingBatch) -> jax.Array:
+        """See `Objective`."""
+        return jnp.sum(batch.num_sequences, dtype=jnp.float32) / 2
+
+    def loss(
+        self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array
+    ) -> tuple[jax.Array, Sums]:
+        """See `Objective`."""
+        reference = jax.lax.stop_gradient(forward(frozen, batch, key)[0])
+        changes = jnp.sum(forward(values, batch, key)[0] - reference, axis=-1)
+        chosen, rejected = jnp.split(self.beta * changes, 2)
+        is_pair = jnp.asarray(batch.num_sequences)[: len(chosen)] > 0
+        return dpo_loss(chosen, rejected, is_pair, self.label_smoothing)
+
+
+def dpo_loss(
+    chosen: jax.Array, rejected: jax.Array, is_pair: jax.Array, label_smoothing: float = 0.0
+) -> tuple[jax.Array, Sums]:
+    """The sum of DPO's losses over pairs, and of what is reported of them.
+
+    Args:
+      chosen: float32 [N], the rewards of chosen answers: beta times the logarithm of how much more likely they are
+        than under the reference.
+      rejected: float32 [N], those of rejected answers.
+      is_pair: bool [N]; the others are padding.
+      label_smoothing: See `DPO`.
+    """
+    margin = chosen - rejected
+    losses = -(1 - label_smoothing) * jax.nn.log_sigmoid(margin) - label_smoothing * jax.nn.log_sigmoid(-margin)
+
+    def total(each: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(is_pair, each, 0.0), dtype=jnp.float32)
+
+    return total(losses), {
+        "rewards/chosen": total(chosen),
+        "rewards/rejected": total(rejected),
+        "rewards/margins": total(margin),
+        "rewards/accuracies": total(margin > 0),
+    }

@@ -1,0 +1,203 @@
+"""Rows of JSONL files: conversations, prompts with completions, texts, and pairs of which one is preferred.
+
+The formats are those of TRL (https://huggingface.co/docs/trl/dataset_formats) and Oumi. Each row says by its own keys
+which one it is; keys that no format has are left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from jaxis.errors import ConfigError, RequestError
+from jaxis.inference.conversation import Conversation, Role
+from jaxis.inference.source import JSONLSource
+from jaxis.training.config import DatasetParams
+
+_SHAPES = "messages; conversation; prompt and completion; instruction and output; text; chosen and rejected"
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A conversation.
+
+    Attributes:
+      messages: As chat templates take them.
+      tools: JSON schemas of the functions that the model may call; None: none.
+      first: Messages before this one are not learned, whatever their role.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text without a chat template.
+
+    Attributes:
+      prompt: What comes first and is not learned; None: all is learned.
+      completion: What is learned.
+    """
+
+    prompt: str | None
+    completion: str
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Two answers to one prompt."""
+
+    chosen: Dialogue | Text
+    rejected: Dialogue | Text
+
+
+Sample: TypeAlias = Dialogue | Text | Preference
+
+
+@dataclass(frozen=True)
+class DataRow:
+    """A row of a file.
+
+    Attributes:
+      sample: What it holds.
+      where: The file and the line, from 1.
+    """
+
+    sample: Sample
+    where: str
+
+
+def read_rows(dataset: DatasetParams, seed: int) -> tuple[list[DataRow], str]:
+    """All rows of a file that are to be taken, and the digest of the file.
+
+    Args:
+      dataset: The file.
+      seed: Of the rows that are drawn, if some are.
+
+    Raises:
+      ConfigError: The file cannot be read, or a row of it holds no sample; the error names the first such line.
+    """
+    source = JSONLSource(dataset.path, None)
+    rows: list[DataRow] = []
+    faults: list[str] = []
+    for row in source.rows(lambda _: True):
+        where = f"{dataset.path}, line {row.line}"
+        try:
+            if row.error is not None:
+                raise RequestError(str(row.error).removeprefix(f"line {row.line}: "))
+            rows.append(DataRow(read_sample(row.value), where))
+        except RequestError as error:
+            faults.append(f"{where}: {error}")
+    raise_faults(faults)
+    if not rows:
+        raise ConfigError(f"{dataset.path} has no rows: give a file with a JSON object a line")
+    if dataset.sample_count is None or dataset.sample_count >= len(rows):
+        return rows, source.digest
+    if dataset.shuffle:
+        drawn = random.Random(seed).sample(range(len(rows)), dataset.sample_count)
+        return [rows[i] for i in sorted(drawn)], source.digest
+    return rows[: dataset.sample_count], source.digest
+
+
+def raise_faults(faults: Sequence[str]) -> None:
+    """Raises ConfigError if there are faults: with the first, and how many there are."""
+    if faults:
+        more = f" (and {len(faults) - 1} more such rows)" if len(faults) > 1 else ""
+        raise ConfigError(f"{faults[0]}{more}")
+
+
+def read_sample(row: Mapping[str, Any]) -> Sample:
+    """What a row holds.
+
+    Raises:
+      RequestError: It has none of the shapes.
+    """
+    for keys, read in _READERS:
+        if all(row.get(key) is not None for key in keys):
+            return read(row)
+    raise RequestError(f"has the keys {', '.join(map(repr, sorted(row))) or 'of an empty object'}; expected {_SHAPES}")
+
+
+def _dialogue(messages: object, tools: object, first: int = 0) -> Dialogue:
+    if isinstance(tools, str):  # tables of columns hold nested objects as strings
+        try:
+            tools = json.loads(tools)
+        except ValueError:
+            raise RequestError("tools is a string that is not JSON") from None
+    conversation = Conversation.from_dict({"messages": messages, "tools": tools or None})
+    if not any(message.role == Role.ASSISTANT for message in conversation.messages[first:]):
+        raise RequestError("has no message of the assistant to learn")
+    return Dialogue([message.for_template() for message in conversation.messages], conversation.tools, first)
+
+
+def _conversation(row: Mapping[str, Any]) -> Dialogue:
+    inner = row["conversation"]
+    if not isinstance(inner, Mapping) or "messages" not in inner:
+        raise RequestError('conversation must be an object with "messages"')
+    return _dialogue(inner["messages"], inner.get("tools", row.get("tools")))
+
+
+def _instruction(row: Mapping[str, Any]) -> Dialogue:
+    instruction, given, output = (_string(row, key) for key in ("instruction", "input", "output"))
+    asked = f"{instruction}\n\n{given}" if given else instruction
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": output}]
+    if system := _string(row, "system"):
+        messages.insert(0, {"role": "system", "content": system})
+    return _dialogue(messages, None)
+
+
+def _string(row: Mapping[str, Any], key: str) -> str:
+    value = row.get(key)
+    if value is not None and not isinstance(value, str):
+        raise RequestError(f"{key} must be a string, not {type(value).__name__}")
+    return value or ""
+
+
+def _text(row: Mapping[str, Any]) -> Text:
+    if not (text := _string(row, "text")):
+        raise RequestError("text is empty")
+    return Text(None, text)
+
+
+def _completion(row: Mapping[str, Any]) -> Dialogue | Text:
+    return _answer(row, "prompt", "completion")
+
+
+def _preference(row: Mapping[str, Any]) -> Preference:
+    if row.get("prompt") is not None:
+        return Preference(_answer(row, "prompt", "chosen"), _answer(row, "prompt", "rejected"))
+    chosen, rejected = row["chosen"], row["rejected"]
+    if not isinstance(chosen, list) or not isinstance(rejected, list):
+        raise RequestError("chosen and rejected are strings, and there is no prompt: give prompt")
+    first = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
+    if first is None:
+        raise RequestError("chosen and rejected do not differ")
+    tools = row.get("tools")
+    return Preference(_dialogue(chosen, tools, first), _dialogue(rejected, tools, first))
+
+
+def _answer(row: Mapping[str, Any], prompt_key: str, key: str) -> Dialogue | Text:
+    """A prompt and an answer to it: two strings, or two lists of messages."""
+    prompt, answer = row[prompt_key], row[key]
+    if isinstance(prompt, str) and isinstance(answer, str):
+        if not answer:
+            raise RequestError(f"{key} is empty")
+        return Text(prompt, answer)
+    if isinstance(prompt, list) and isinstance(answer, list):
+        return _dialogue([*prompt, *answer], row.get("tools"), len(prompt))
+    raise RequestError(f"{prompt_key} and {key} must be two strings, or two lists of messages")
+
+
+_READERS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any]], Sample]], ...] = (
+    (("chosen", "rejected"), _preference),
+    (("messages",), lambda row: _dialogue(row["messages"], row.get("tools"))),
+    (("conversation",), _conversation),
+    (("prompt", "completion"), _completion),
+    (("instruction", "output"), _instruction),
+    (("text",), _text),
+)

@@ -1,0 +1,163 @@
+"""Where a checkpoint's tensors are among a model's parameters: the way back from what loading does.
+
+Most tensors are parameters of the same name and shape. Others, such as the experts of a mixture, are parts of a stack,
+or cut and turned around. Where their elements go is found out by loading tensors that hold coordinates instead of
+weights: that is right for whatever a family's loading does, as long as it only moves elements.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from jaxis.errors import ConfigError
+from jaxis.layers.checkpoint_names import checkpoint_names_of
+from jaxis.layers.module import JaxModule
+from jaxis.models.common.interfaces import RenamesTensors
+from jaxis.models.model_loader import loader_of
+from jaxis.training.functional_model import values_of
+
+_MAX_SIZE = 1 << 24  # up to which float32 holds every integer
+
+
+@dataclass(frozen=True)
+class _Stacked:
+    """Which elements of which tensors a parameter consists of.
+
+    Attributes:
+      tensor: int32, of the parameter's shape: the number of the tensor that each element is of.
+      places: The same for each axis of tensors: where it is there.
+    """
+
+    tensor: np.ndarray
+    places: tuple[np.ndarray, ...]
+
+
+@dataclass
+class TensorPlaces:
+    """A checkpoint's tensors as parts of parameters.
+
+    Attributes:
+      parameter_of: Tensors that are whole parameters -> the name of that.
+      numbers: The other tensors that are parts of some, numbered.
+      shapes: Of those.
+      stacked: Parameters that consist of them.
+      parts_of: Number of a tensor -> (parameter, index on its first axis) where there are elements of it.
+    """
+
+    parameter_of: Mapping[str, str]
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    stacked: Mapping[str, _Stacked] = field(default_factory=dict)
+    parts_of: Mapping[int, list[tuple[str, int]]] = field(default_factory=dict)
+
+    def tensor_of(self, name: str, parameters: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """A tensor as the parameters have it; None if it is not of them.
+
+        Args:
+          name: In the checkpoint.
+          parameters: Arrays by parameters' names here.
+        """
+        if (whole := self.parameter_of.get(name)) is not None:
+            return parameters.get(whole)
+        number = self.numbers.get(name)
+        if number is None or number not in self.parts_of:
+            return None
+        tensor = np.zeros(self.shapes[name], np.float32)
+        for parameter, index in self.parts_of[number]:
+            stacked = self.stacked[parameter]
+            is_here = stacked.tensor[index] == number
+            tensor[tuple(axis[index][is_here] for axis in stacked.places)] = parameters[parameter][index][is_here]
+        return tensor
+
+
+def find_places(
+    model: JaxModule, construct: Callable[[], JaxModule], tensors: Mapping[str, tuple[int, ...]], source: object
+) -> TensorPlaces:
+    """The places of a checkpoint's tensors.
+
+    Args:
+      model: The model.
+      construct: Makes it anew, without weights.
+      tensors: The checkpoint's tensors and their shapes.
+      source: The checkpoint, for errors.
+
+    Raises:
+      ConfigError: A parameter is made of the checkpoint's tensors in a way that has no way back.
+    """
+    shapes = {name: value.shape for name, value in values_of(model).items()}
+    rename = model.parameter_name if isinstance(model, RenamesTensors) else checkpoint_names_of(model).name_here
+    parameter_of = {name: here for name, shape in tensors.items() if shapes.get(here := rename(name)) == tuple(shape)}
+    missing = sorted(set(shapes) - set(parameter_of.values()))
+    if not missing:
+        return TensorPlaces(parameter_of)
+    others = {name: tuple(shape) for name, shape in tensors.items() if name not in parameter_of}
+    if any(max(shape, default=1) > _MAX_SIZE for shape in others.values()):
+        raise ConfigError(f"{missing[0]} cannot be trained: {source} has it in tensors that are too long")
+    probe = _Probe(construct, others, {name: shapes[name] for name in missing}, source)
+    numbers = {name: number for number, name in enumerate(others, start=1)}
+    tensor_numbers = probe.load(lambda name, shape: np.broadcast_to(np.float32(numbers[name]), shape))
+    axes = range(max(len(shape) for shape in others.values()))
+    coordinates = [probe.load(functools.partial(_coordinate, axis)) for axis in axes]
+    num_axes = {numbers[name]: len(shape) for name, shape in others.items()}
+    stacked: dict[str, _Stacked] = {}
+    parts_of: dict[int, list[tuple[str, int]]] = {}
+    for name in missing:
+        first = int(tensor_numbers[name].flat[0])
+        stacked[name] = _Stacked(tensor_numbers[name], tuple(axis[name] for axis in coordinates[: num_axes[first]]))
+        for index, part in enumerate(tensor_numbers[name]):
+            for tensor_number in np.unique(part).tolist():
+                parts_of.setdefault(tensor_number, []).append((name, index))
+    return TensorPlaces(parameter_of, numbers, others, stacked, parts_of)
+
+
+class _Probe:
+    """Loads tensors that hold coordinates.
+
+    Args:
+      construct: Makes the model anew, without weights.
+      tensors: The shapes of the checkpoint's tensors that are not parameters as they are.
+      parameters: The shapes of the parameters that they are parts of.
+      source: The checkpoint, for errors.
+    """
+
+    def __init__(
+        self,
+        construct: Callable[[], JaxModule],
+        tensors: Mapping[str, tuple[int, ...]],
+        parameters: Mapping[str, tuple[int, ...]],
+        source: object,
+    ) -> None:
+        self._construct, self._tensors, self._parameters, self._source = construct, tensors, parameters, source
+
+    def load(self, value_of: Callable[[str, tuple[int, ...]], np.ndarray]) -> dict[str, np.ndarray]:
+        """The parameters, int32, when each tensor is what a function of its name and shape says: float32 integers.
+
+        Raises:
+          ConfigError: A parameter does not come whole of these tensors.
+        """
+        model = self._construct()
+        loader_of(model).load_weights((name, value_of(name, shape)) for name, shape in self._tensors.items())
+        values, loaded = values_of(model), {}
+        for name, shape in self._parameters.items():
+            value = values[name]
+            if not isinstance(value, jax.Array) or value.shape != shape:
+                raise ConfigError(
+                    f"{name} cannot be trained: {self._source} has not all of it, or otherwise; set training.use_peft, "
+                    "which trains adapters"
+                )
+            loaded[name] = np.asarray(value).astype(np.int32)
+        return loaded
+
+
+def _coordinate(axis: int, _name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A tensor whose elements are their indices on an axis; 0 if it has none of this number."""
+    if axis >= len(shape):
+        return np.broadcast_to(np.float32(0), shape)
+    lengths = [1] * len(shape)
+    lengths[axis] = shape[axis]
+    return np.broadcast_to(np.arange(shape[axis], dtype=np.float32).reshape(lengths), shape)

@@ -1,0 +1,330 @@
+"""A training run, from its configuration to the finished model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.engine.execution.programs import enable_disk_cache
+from jaxis.errors import ConfigError, EngineError
+from jaxis.host.progress import ProgressDisplay
+from jaxis.training.base_model import BaseModel, open_base_model
+from jaxis.training.checkpoint import RunState, find_checkpoints, load_checkpoint, save_checkpoint
+from jaxis.training.config import DPO as DPO_TYPE
+from jaxis.training.config import TrainConfig
+from jaxis.training.data import Split, load_split, num_steps
+from jaxis.training.export import placed_into, write_template
+from jaxis.training.metrics import MetricsFile
+from jaxis.training.objectives import DPO, CrossEntropy, Objective
+from jaxis.training.optimizer import make_optimizer, make_schedule
+from jaxis.training.step import Trained, make_evaluation, make_step
+from jaxis.training.trainable import Trainable, make_trainable
+
+# What does not change what a step computes.
+_FREE_TO_CHANGE = frozenset(
+    {
+        *("output_dir", "save_steps", "save_final_model", "logging_steps", "eval_strategy", "eval_steps"),
+        *("per_device_eval_batch_size", "resume_from_checkpoint", "try_resume_from_last_checkpoint"),
+        *("enable_gradient_checkpointing", "logging_first_step", "run_name"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What became of a run.
+
+    Attributes:
+      step: Steps that were done.
+      num_steps: Steps of the whole training.
+      output: The folder of the run.
+      stopped_by: The signal that stopped it before its end; None: it is finished.
+      checkpoint: The checkpoint to go on from, if it was stopped.
+    """
+
+    step: int
+    num_steps: int
+    output: Path
+    stopped_by: int | None = None
+    checkpoint: Path | None = None
+
+
+class Trainer:
+    """A run whose data is read and checked, and whose model is found, but not loaded.
+
+    Args:
+      config: The run.
+      note: Is called with lines for the user.
+
+    Attributes:
+      base: The model.
+      data: What is learned.
+      validation: What the loss is measured on; None: nothing.
+
+    Raises:
+      ConfigError, CheckpointError: The configuration cannot be honoured, or a row cannot be learned.
+    """
+
+    def __init__(self, config: TrainConfig, note: Callable[[str], None]) -> None:
+        self._config, self._note = config, note
+        for line in config.notes():
+            note(line)
+        self.base: BaseModel = open_base_model(config)
+        self.data: Split = load_split(config, config.data.train, self.base)
+        self.validation: Split | None = None
+        if config.training.eval_strategy != "no":
+            self.validation = load_split(config, config.data.validation, self.base, is_validation=True)
+        for line in self.data.notes:
+            note(line)
+        self._num_steps = num_steps(config, self.data.batches)
+        self._output = Path(config.training.output_dir)
+        self._resumed = self._find_checkpoint()
+
+    def run(self, progress: ProgressDisplay) -> TrainingResult:
+        """Trains to the end, or until SIGTERM or Ctrl-C, after which a checkpoint is saved.
+
+        Args:
+          progress: Shows how far it is.
+
+        Raises:
+          EngineError: The loss is not finite.
+          CheckpointError: Something cannot be written.
+        """
+        enable_disk_cache()
+        return _Run(self._config, self.base, self.data, self.validation, self._num_steps, self._note).run(
+            self._resumed, progress
+        )
+
+    def _find_checkpoint(self) -> Path | None:
+        training = self._config.training
+        if training.resume_from_checkpoint is not None:
+            return Path(training.resume_from_checkpoint)
+        found = find_checkpoints(self._output)
+        if not found:
+            return None
+        if not training.try_resume_from_last_checkpoint:
+            raise ConfigError(
+                f"{self._output} has {found[-1][1].name} of an earlier run: set "
+                "training.try_resume_from_last_checkpoint=true to go on from it, or another training.output_dir"
+            )
+        return found[-1][1]
+
+
+class _Run:
+    """A run whose model is loaded."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        base: BaseModel,
+        data: Split,
+        validation: Split | None,
+        total: int,
+        note: Callable[[str], None],
+    ) -> None:
+        self._config, self._base, self._data, self._validation = config, base, data, validation
+        self._total, self._note = total, note
+        self._params = config.training
+        self._output = Path(config.training.output_dir)
+        self._schedule = make_schedule(self._params, total)
+        self._optimizer = make_optimizer(self._params, self._schedule)
+        self._num_learned = 0
+
+    def run(self, resumed: Path | None, progress: ProgressDisplay) -> TrainingResult:
+        model = make_trainable(self._config, self._base, progress)
+        trained, state, first = self._start(model, resumed)
+        objective = self._objective()
+        step_function = make_step(
+            model.forward(is_training=True), objective, model.combine, self._optimizer, self._params.max_grad_norm
+        )
+        evaluate = make_evaluation(model.forward(is_training=False), objective, model.combine)
+        key = jax.random.key(self._params.seed)
+        metrics = MetricsFile(self._output, first)
+        meter = _Meter(self._total)
+        try:
+            with _stop_signals() as stopped, progress.counting("Training") as update:
+                for step in range(first, self._total):
+                    batch = self._data.batches.batch(step)
+                    trained, state, reported = step_function(
+                        trained, model.frozen, state, batch, jax.random.fold_in(key, step)
+                    )
+                    values = {name: float(reported[name]) for name in ("loss", *sorted(reported.keys() - {"loss"}))}
+                    done = step + 1
+                    self._check_finite(done, values)
+                    learned, num_tokens = int(np.sum(batch.learned)), int(np.sum(batch.seq_lens))
+                    self._num_learned += learned
+                    line = {"step": done, **values, "learned_tokens": learned, "lr": float(self._schedule(step))}
+                    metrics.write(line | meter.add(num_tokens))
+                    update(done, self._total)
+                    if done % self._params.logging_steps == 0 or done == self._total:
+                        self._note(meter.line(line))
+                    if self._is_time_to_evaluate(done):
+                        metrics.write(self._evaluate(evaluate, trained, model, done))
+                    is_last = done == self._total
+                    if stopped() is not None and not is_last:
+                        folder = self._save(done, trained, state)
+                        return TrainingResult(done, self._total, self._output, stopped(), folder)
+                    if self._params.save_steps and done % self._params.save_steps == 0:
+                        self._save(done, trained, state)
+        finally:
+            metrics.close()
+        if self._params.save_final_model:
+            self._write(model, trained)
+        return TrainingResult(self._total, self._total, self._output)
+
+    def _start(self, model: Trainable, resumed: Path | None) -> tuple[Trained, Any, int]:
+        """What is trained, the optimizer's state and the first step."""
+        state = self._optimizer.init(model.initial)
+        if resumed is None:
+            return model.initial, state, 0
+        run_state, arrays = load_checkpoint(resumed)
+        run_state.check_settings(self._settings(), resumed)
+        if run_state.software != _software():
+            self._note(f"{resumed} was made with other software or threads: the last bits of the loss may differ")
+        trained = {name: jnp.asarray(arrays[f"weights.{name}"]) for name in model.initial}
+        leaves, treedef = jax.tree.flatten(state)
+        state = jax.tree.unflatten(treedef, [jnp.asarray(arrays[f"optimizer.{i}"]) for i in range(len(leaves))])
+        self._num_learned = run_state.num_learned
+        self._note(f"going on from {resumed}, step {run_state.step} of {self._total}")
+        return trained, state, run_state.step
+
+    def _save(self, step: int, trained: Trained, state: Any) -> Path:
+        arrays = {f"weights.{name}": np.asarray(value) for name, value in trained.items()}
+        arrays |= {f"optimizer.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+        run_state = RunState(step, self._num_learned, self._settings(), _software())
+        return save_checkpoint(self._output, run_state, arrays, self._params.save_total_limit)
+
+    def _write(self, model: Trainable, trained: Trained) -> None:
+        with placed_into(self._output) as folder:
+            model.write(folder, {name: np.asarray(value) for name, value in trained.items()})
+            template = self._base.tokenizer.default_chat_template
+            if self._config.model.chat_template is not None and template is not None:
+                write_template(folder, template)
+
+    def _objective(self) -> Objective:
+        if self._params.trainer_type != DPO_TYPE:
+            return CrossEntropy()
+        return DPO(**{k: v for k, v in self._params.trainer_kwargs.items() if k in ("beta", "label_smoothing")})
+
+    def _is_time_to_evaluate(self, step: int) -> bool:
+        if self._validation is None:
+            return False
+        every = self._data.batches.steps_per_epoch if self._params.eval_strategy == "epoch" else self._params.eval_steps
+        return step % every == 0 or step == self._total
+
+    def _evaluate(self, evaluate: Callable[..., Any], trained: Trained, model: Trainable, step: int) -> dict[str, Any]:
+        assert self._validation is not None
+        batches = self._validation.batches
+        sums = [evaluate(trained, model.frozen, batches.batch(i)) for i in range(batches.steps_per_epoch)]
+        loss = math.fsum(float(total) for total, _ in sums) / math.fsum(float(weight) for _, weight in sums)
+        self._note(f"step {step}  held-out loss {loss:.4f}")
+        return {"step": step, "eval_loss": loss}
+
+    def _check_finite(self, step: int, values: Mapping[str, float]) -> None:
+        if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
+            return
+        last = find_checkpoints(self._output)
+        good = f"the last good checkpoint is {last[-1][1]}" if last else "there is no checkpoint yet"
+        raise EngineError(
+            f"step {step}: the loss is {values['loss']}, and the norm of its gradient {values['grad_norm']}; {good}: "
+            "lower training.learning_rate, or look at the rows of this step"
+        )
+
+    def _settings(self) -> dict[str, Any]:
+        """What must be the same when the run goes on, by the names of the configuration."""
+        found: dict[str, Any] = {"steps": self._total}
+        for section, group in (("training", self._params), ("peft", self._config.peft), ("model", self._config.model)):
+            for field in dataclasses.fields(group):
+                if field.name not in _FREE_TO_CHANGE:
+                    found[f"{section}.{field.name}"] = getattr(group, field.name)
+        for field in dataclasses.fields(self._config.data.train):
+            if field.name != "datasets":
+                found[f"data.train.{field.name}"] = getattr(self._config.data.train, field.name)
+        for path, digest in self._data.digests.items():
+            found[f"the contents of {path}"] = digest
+        return {name: _plain(value) for name, value in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it when it is read again."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _software() -> dict[str, Any]:
+    return {"jax": version("jax"), "jaxlib": version("jaxlib"), "threads": len(os.sched_getaffinity(0))}
+
+
+class _Meter:
+    """Tokens a second, and the time that is left."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._last = time.perf_counter()
+        self._seconds: list[float] = []
+
+    def add(self, num_tokens: int) -> dict[str, float]:
+        """Counts a step; what metrics.jsonl has of it."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        self._seconds.append(seconds)
+        return {"tokens_per_second": round(num_tokens / seconds, 1)}
+
+    def line(self, values: Mapping[str, Any]) -> str:
+        """A step for people. The time left is that of steps as long as the last ones, of which half are no longer."""
+        recent = sorted(self._seconds[-50:])
+        left = recent[len(recent) // 2] * (self._total - values["step"])
+        rate = values["learned_tokens"] / self._seconds[-1]
+        return (
+            f"step {values['step']}/{self._total}  loss {values['loss']:.4f}  lr {values['lr']:.2e}  "
+            f"grad norm {values['grad_norm']:.3f}  {rate:.0f} learned tokens/s  {_duration(left)} left"
+        )
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Callable[[], int | None]]:
+    """Keeps SIGTERM and Ctrl-C until they are asked for; yields a function that says which one came, if any.
+
+    A second one ends the process as it would have without.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(number, previous[signal.Signals(number)])
+
+    for number in previous:
+        signal.signal(number, receive)
+    try:
+        yield lambda: received[0] if received else None
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

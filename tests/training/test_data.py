@@ -1,0 +1,166 @@
+"""Rows, masks, packs and batches, as pure functions."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from jaxis.errors import ConfigError
+from jaxis.tokenizer.template_choice import chat_template_source, template_names
+from jaxis.training.batches import Batches, BatchShape
+from jaxis.training.config import DatasetParams
+from jaxis.training.examples import Example, ExampleEncoder, shown
+from jaxis.training.packing import pack
+from jaxis.training.rows import DataRow, Dialogue, Preference, Text, read_rows, read_sample
+from tests.support.training import dialogue
+
+CALL = {"id": "abcde1234", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+ASKED, ANSWERED = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"messages": [ASKED, ANSWERED], "source": "web"}, Dialogue([ASKED, ANSWERED])),
+        ({"messages": [ASKED, ANSWERED], "tools": [TOOL]}, Dialogue([ASKED, ANSWERED], [TOOL])),
+        ({"conversation": {"messages": [ASKED, ANSWERED]}}, Dialogue([ASKED, ANSWERED])),
+        ({"prompt": "a", "completion": "b"}, Text("a", "b")),
+        ({"prompt": [ASKED], "completion": [ANSWERED]}, Dialogue([ASKED, ANSWERED], None, 1)),
+        ({"instruction": "a", "input": "", "output": "b"}, Dialogue([ASKED, ANSWERED])),
+        (
+            {"instruction": "a", "input": "c", "output": "b"},
+            Dialogue([{"role": "user", "content": "a\n\nc"}, ANSWERED]),
+        ),
+        ({"text": "a b"}, Text(None, "a b")),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, Preference(Text("a", "b"), Text("a", "c"))),
+        (
+            {"chosen": [ASKED, ANSWERED], "rejected": [ASKED, {**ANSWERED, "content": "c"}]},
+            Preference(Dialogue([ASKED, ANSWERED], None, 1), Dialogue([ASKED, {**ANSWERED, "content": "c"}], None, 1)),
+        ),
+    ],
+)
+def test_every_shape_of_a_row_is_read(row, expected):
+    assert read_sample(row) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ('{"messages": [{"role": "user", "content": "a"}]}', "has no message of the assistant"),
+        ('{"messages": [{"role": "robot", "content": "a"}]}', "role='robot'"),
+        ('{"question": "a", "answer": "b"}', "has the keys 'answer', 'question'; expected messages;"),
+        ('{"text": ""}', "text is empty"),
+        ('{"text": 3}', "text must be a string"),
+        ("[1]", "not a JSON object"),
+        ("{", "not JSON"),
+        ('{"chosen": "a", "rejected": "b"}', "there is no prompt"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, named):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(dialogue("a", "b")) + "\n\n" + line + "\n" + line + "\n")
+    with pytest.raises(ConfigError, match=named) as caught:
+        read_rows(DatasetParams(dataset_path=str(path)), 0)
+    assert f"{path}, line 3: " in str(caught.value)
+    assert "(and 1 more such rows)" in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint):
+    from jaxis.tokenizer import Tokenizer
+
+    return Tokenizer.from_path(checkpoint("qwen3"))
+
+
+def learned_texts(tokenizer, messages, template, target="all_assistant_turns", max_tokens=4096, tools=None):
+    """What is learned of a conversation, in «», one string for each example."""
+    variables = {"chat_template": template, "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+    encoder = ExampleEncoder(tokenizer, variables, target, max_tokens)
+    examples = encoder.encode([DataRow(Dialogue(messages, tools), "row")]).examples
+    return [shown(example, tokenizer) for example in examples]
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As Qwen 3's: reasoning is left out of answers before the last question.
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content and loop.last %}<think>\n{{ m.reasoning_content }}\n</think>\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_each_answer_and_the_token_that_ends_it_are_learned(tokenizer):
+    messages = dialogue("one", "two", "three", "four")["messages"]
+    begin, end = "<|im_start|>", "<|im_end|>"
+    assert learned_texts(tokenizer, messages, CHATML) == [
+        f"{begin}user\none{end}\n{begin}assistant\n«two{end}»\n{begin}user\nthree{end}\n{begin}assistant\n«four{end}»"
+    ]
+    assert learned_texts(tokenizer, messages, CHATML, "final_assistant_turn") == [
+        f"{begin}user\none{end}\n{begin}assistant\ntwo{end}\n{begin}user\nthree{end}\n{begin}assistant\n«four{end}»"
+    ]
+
+
+def test_a_template_that_changes_earlier_turns_makes_an_example_of_each(tokenizer):
+    messages = dialogue("one", "two", "three", "four")["messages"]
+    messages[1]["reasoning_content"] = messages[3]["reasoning_content"] = "hm"
+    begin, end = "<|im_start|>", "<|im_end|>"
+    thought = "<think>\nhm\n</think>\n"
+    assert learned_texts(tokenizer, messages, THINKING) == [
+        f"{begin}user\none{end}\n{begin}assistant\n«{thought}two{end}»",
+        f"{begin}user\none{end}\n{begin}assistant\ntwo{end}\n{begin}user\nthree{end}\n{begin}assistant\n"
+        f"«{thought}four{end}»",
+    ]
+
+
+@pytest.mark.parametrize("name", template_names())
+def test_templates_that_jaxis_brings_learn_the_answers_alone(tokenizer, name):
+    source = chat_template_source(name)
+    [text] = learned_texts(tokenizer, dialogue("one", "two", "three", "four")["messages"], source)
+    learned = [part.partition("»")[0] for part in text.split("«")[1:]]
+    assert [each.partition("<")[0].strip() for each in learned] == ["two", "four"]
+    assert "one" not in "".join(learned)
+
+
+def test_an_example_of_which_nothing_is_learned_is_named(tokenizer):
+    rows = [DataRow(Dialogue(dialogue("one two three", "four")["messages"]), "rows.jsonl, line 7")]
+    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 7: no token of it is learned: its first 4 tokens"):
+        ExampleEncoder(tokenizer, {"chat_template": CHATML}, "all_assistant_turns", 4).encode(rows)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_packs_hold_every_example_once_and_are_as_many_for_any_order(seed):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 65, 200).tolist()
+    packs = [pack(lengths, 64, rng.permutation(200).tolist()) for _ in range(3)]
+    for rows in packs:
+        assert sorted(i for row in rows for i in row) == list(range(200))
+        assert all(sum(lengths[i] for i in row) <= 64 for row in rows)
+    assert len({len(rows) for rows in packs}) == 1
+    assert len(packs[0]) <= 1.1 * sum(lengths) / 64 + 1
+
+
+def example(ids):
+    return Example(np.asarray(ids, np.int32), np.asarray([False, *[True] * (len(ids) - 1)]), "")
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_an_epoch_has_every_learned_token_once_and_depends_on_its_number_alone(packs):
+    items = [(example(np.arange(100 * n, 100 * n + n % 7 + 2)),) for n in range(23)]
+    batches = Batches(items, BatchShape(2, 2, 16), seed=3, packs=packs)
+
+    def learned(step):
+        batch = batches.batch(step)
+        return np.sort(batch.targets[batch.learned]).tolist()
+
+    steps = batches.steps_per_epoch
+    expected = sorted(int(i) for (each,) in items for i in each.ids[1:])
+    epochs = [[learned(step) for step in range(n * steps, (n + 1) * steps)] for n in (0, 1)]
+    assert [sorted(itertools.chain.from_iterable(epoch)) for epoch in epochs] == [expected, expected]
+    assert epochs[0] != epochs[1]
+    again = Batches(items, BatchShape(2, 2, 16), seed=3, packs=packs)
+    np.testing.assert_array_equal(again.batch(steps + 1).ids, batches.batch(steps + 1).ids)

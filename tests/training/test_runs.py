@@ -1,0 +1,323 @@
+"""Whole runs: what they promise of batches, of going on where they stopped, and of what they refuse."""
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from jaxis.errors import CheckpointError, ConfigError, EngineError
+from jaxis.host.progress import ProgressDisplay
+from jaxis.loading.safetensors_writer import SafetensorsWriter
+from jaxis.training.base_model import open_base_model
+from jaxis.training.batches import Batches, BatchShape
+from jaxis.training.config import TrainConfig
+from jaxis.training.metrics import MetricsFile
+from jaxis.training.objectives import DPO, dpo_loss
+from jaxis.training.trainable import make_trainable
+from jaxis.training.trainer import Trainer
+from tests.support import training
+from tests.support.adapters import base_model
+
+ROWS = [
+    training.dialogue("Where is the cat?", "On the mat.", "And now?", "Under it, I think."),
+    training.dialogue("Count.", "One, two, three."),
+    training.dialogue("Say hello.", "Hello!"),
+    training.dialogue("Say more.", "Hello again, and good morning."),
+]
+KINDS = {"all weights": None, "adapters": {"lora_r": 2, "lora_dropout": 0.2}}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return training.write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", ROWS)
+
+
+@pytest.mark.slow
+def test_packs_and_micro_batches_have_the_gradient_of_one_batch(checkpoint, rows, tmp_path):
+    config = training.train_config(checkpoint("qwen3"), rows, tmp_path / "out")
+    examples = Trainer(config, lambda _: None).data.examples
+    items = [(example,) for example in examples]
+    model = make_trainable(config, open_base_model(config), ProgressDisplay(enabled=False))
+    batches = {
+        "one batch": Batches(items, BatchShape(1, 4, 128), seed=None),
+        "micro-batches": Batches(items, BatchShape(4, 1, 128), seed=None),
+        "a pack": Batches(items, BatchShape(1, 1, 256), seed=None, packs=True),
+    }
+    loss, gradient, weight = training.gradients(model, batches.pop("one batch").batch(0))
+    assert weight == sum(example.num_learned for example in examples)
+    for name, other in batches.items():
+        other_loss, other_gradient, other_weight = training.gradients(model, other.batch(0))
+        assert other_weight == weight, name
+        assert abs(other_loss - loss) < 1e-6 * loss, name
+        for parameter, value in gradient.items():
+            error = np.abs(other_gradient[parameter] - value).max()
+            assert error < 1e-6 * max(np.abs(each).max() for each in gradient.values()), (name, parameter)
+
+
+def test_the_loss_of_preferences_is_that_of_numpy():
+    rng = np.random.default_rng(0)
+    policy, reference = rng.normal(size=(2, 6, 5))  # three pairs, the last one padding
+    counts = np.array([1, 1, 0, 1, 1, 0])
+
+    class Pairs:
+        num_sequences = jnp.asarray(counts)
+
+    def forward(values, batch, key):
+        return jnp.asarray(values), None
+
+    objective = DPO(beta=0.3, label_smoothing=0.1)
+    loss, reported = objective.loss(forward, policy, reference, Pairs(), None)
+    changes = 0.3 * (policy - reference).sum(-1)
+    chosen, rejected = changes[:2], changes[3:5]
+    margin = chosen - rejected
+    expected = -0.9 * np.log(1 / (1 + np.exp(-margin))) - 0.1 * np.log(1 / (1 + np.exp(margin)))
+    np.testing.assert_allclose(loss, expected.sum(), rtol=1e-5)
+    np.testing.assert_allclose(reported["rewards/margins"], margin.sum(), rtol=1e-5)
+    assert float(reported["rewards/accuracies"]) == (margin > 0).sum()
+    assert float(objective.weight(Pairs())) == 2
+
+
+def test_the_gradient_of_preferences_is_that_of_numpy():
+    chosen, rejected = np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
+    is_pair = jnp.asarray([True, True, True, False])
+    gradient = jax.grad(lambda each: dpo_loss(each, jnp.asarray(rejected), is_pair)[0])(jnp.asarray(chosen))
+    expected = -1 / (1 + np.exp((chosen - rejected).astype(np.float64)))
+    np.testing.assert_allclose(gradient, np.where(is_pair, expected, 0), rtol=1e-5)
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_in_step(monkeypatch, step):
+    """A run ends at once before it has written down this step."""
+    write = MetricsFile.write
+
+    def killing(self, values):
+        if values["step"] == step:
+            raise Killed
+        write(self, values)
+
+    monkeypatch.setattr(MetricsFile, "write", killing)
+
+
+def files_of(output):
+    """What a run leaves behind: the bytes of each file but of what differs from run to run."""
+    return {
+        path.relative_to(output).as_posix(): path.read_bytes()
+        for path in sorted(output.rglob("*"))
+        if path.is_file() and path.name != "metrics.jsonl"
+    }
+
+
+def config_of(checkpoint, rows, output, kind="all weights", **changes):
+    settings = {
+        "max_steps": 6,
+        "save_steps": 2,
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 1,
+        "try_resume_from_last_checkpoint": True,
+        "lr_scheduler_type": "cosine",
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+    }
+    return training.train_config(
+        checkpoint("qwen3"), rows, output, peft=KINDS[kind], validation=rows, **{**settings, **changes}
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint, rows, tmp_path_factory):
+    """The folder of a run of all weights."""
+    output = tmp_path_factory.mktemp("run") / "whole"
+    training.run(config_of(checkpoint, rows, output))
+    return output
+
+
+def check_killed(checkpoint, rows, output, whole, monkeypatch, kind):
+    with monkeypatch.context() as patched:
+        killed_in_step(patched, 5)
+        with pytest.raises(Killed):
+            training.run(config_of(checkpoint, rows, output, kind))
+    assert training.metrics(output)[-1]["step"] == 4
+    (output / "checkpoint-4").rename(output / ".checkpoint-4.partial")  # as if it had been killed in this save
+    _, lines = training.run(config_of(checkpoint, rows, output, kind))
+    assert any("checkpoint-2, step 2 of 6" in line for line in lines)
+    assert files_of(output) == files_of(whole)
+    assert training.metrics(output) == training.metrics(whole)
+
+
+def test_a_run_that_was_killed_ends_as_one_that_was_not(checkpoint, rows, whole, tmp_path, monkeypatch):
+    check_killed(checkpoint, rows, tmp_path / "killed", whole, monkeypatch, "all weights")
+
+
+@pytest.mark.slow
+def test_adapters_of_a_run_that_was_killed_are_those_of_one_that_was_not(checkpoint, rows, tmp_path, monkeypatch):
+    training.run(config_of(checkpoint, rows, tmp_path / "whole", "adapters"))
+    check_killed(checkpoint, rows, tmp_path / "killed", tmp_path / "whole", monkeypatch, "adapters")
+
+
+def test_the_finished_model_has_in_transformers_the_loss_that_was_measured(checkpoint, rows, whole, tmp_path):
+    measured = [line["eval_loss"] for line in training.metrics(whole) if "eval_loss" in line]
+    assert measured[1] < measured[0]
+    examples = Trainer(config_of(checkpoint, rows, tmp_path), lambda _: None).data.examples
+    with torch.no_grad():
+        loss = training.torch_loss(base_model(whole), examples).item()
+    assert abs(loss - measured[-1]) < 1e-5 * loss
+
+
+def test_what_changes_a_run_that_goes_on_is_refused_by_name(checkpoint, rows, whole, tmp_path):
+    with pytest.raises(ConfigError, match=r"checkpoint-6 of an earlier run: set training\.try_resume"):
+        Trainer(config_of(checkpoint, rows, whole, try_resume_from_last_checkpoint=False), lambda _: None)
+    with pytest.raises(ConfigError, match=r"training\.learning_rate=0\.01, and this run has 0\.5"):
+        training.run(config_of(checkpoint, rows, whole, learning_rate=0.5))
+    rows.write_text(rows.read_text().replace("Hello", "Good day"))
+    with pytest.raises(ConfigError, match="the contents of"):
+        training.run(config_of(checkpoint, rows, whole))
+    training.write_rows(rows, ROWS)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_checkpoint(checkpoint, rows, tmp_path):
+    config = training.train_config(
+        checkpoint("qwen3"), rows, tmp_path / "out", learning_rate=1e30, max_grad_norm=0, save_steps=1
+    )
+    with pytest.raises(EngineError, match=r"step 2: the loss is .*the last good checkpoint is .*checkpoint-1: lower"):
+        training.run(config)
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+@pytest.mark.slow
+def test_a_full_disk_in_a_save_loses_nothing(checkpoint, rows, tmp_path, monkeypatch):
+    config = training.train_config(checkpoint("qwen3"), rows, tmp_path / "out", save_steps=1)
+    write, count = SafetensorsWriter.write, [0]
+
+    def full(self, name, tensor):
+        count[0] += 1
+        if count[0] > 60:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, name, tensor)
+
+    monkeypatch.setattr(SafetensorsWriter, "write", full)
+    with pytest.raises(CheckpointError, match=r"cannot be written: No space left on device"):
+        training.run(config)
+    left = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert left == [*(f"checkpoint-{n + 1}" for n in range(len(left) - 1)), "metrics.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "named"),
+    [
+        ("training", "learning_rat", 1, r"training\.learning_rat is not a known field"),
+        ("training", "trainer_type", "TRL_GRPO", r"training\.trainer_type='TRL_GRPO'"),
+        ("training", "optimizer", "lion", r"training\.optimizer='lion' must be one of adamw"),
+        ("training", "lr_scheduler_type", "polynomial", "must be one of linear, cosine"),
+        ("training", "enable_wandb", True, r"training\.enable_wandb=True cannot be honoured"),
+        ("training", "per_device_train_batch_size", 0, "must be an integer from 1"),
+        ("training", "eval_strategy", "steps", r"needs data\.validation\.datasets"),
+        ("peft", "use_dora", True, r"peft\.use_dora=True cannot be honoured"),
+        ("peft", "q_lora", True, r"set training\.use_peft"),
+        ("model", "freeze_layers", ["a"], r"model\.freeze_layers"),
+        ("fsdp", "enable_fsdp", True, r"config\.fsdp="),
+        ("data", "train", {"datasets": []}, r"data\.train\.datasets is empty"),
+        ("data", "train", {"datasets": [{"dataset_name": "org/set"}]}, r"data\.datasets\.dataset_name='org/set'"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(section, field, value, named):
+    values = {"data": {"train": {"datasets": [{"dataset_path": "rows.jsonl"}]}}}
+    values[section] = {**values.get(section, {}), field: value}
+    with pytest.raises(ConfigError, match=named) as caught:
+        TrainConfig.of(values)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_of_pytorch_alone_is_accepted_with_a_notice():
+    values = {
+        "data": {"train": {"datasets": [{"dataset_path": "rows.jsonl"}]}},
+        "training": {"compile": True, "dataloader_num_workers": 4, "ddp_find_unused_parameters": False},
+        "fsdp": {"enable_fsdp": False},
+    }
+    assert [note.split()[0] for note in TrainConfig.of(values).notes()] == [
+        "training.compile",
+        "training.dataloader_num_workers",
+    ]
+
+
+def command(config):
+    code = "from jaxis.cli.main import main; main()"
+    return [sys.executable, "-c", code, "train", "-c", str(config)]
+
+
+def write_config(path, checkpoint, rows, output, kind, steps):
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "model": {"model_name": str(checkpoint)},
+                "data": {"train": {"datasets": [{"dataset_path": str(rows)}]}},
+                "training": {
+                    "output_dir": str(output),
+                    "max_steps": steps,
+                    "save_steps": 3,
+                    "learning_rate": 1e-3,
+                    "per_device_train_batch_size": 2,
+                    "try_resume_from_last_checkpoint": True,
+                    "use_peft": KINDS[kind] is not None,
+                    "trainer_kwargs": {"save_total_limit": 2},
+                },
+                "peft": KINDS[kind] or {},
+            }
+        )
+    )
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_twenty_kills_at_any_time_change_no_byte(checkpoint, rows, tmp_path, kind):
+    model, steps = checkpoint("qwen3"), 300
+    whole = write_config(tmp_path / "whole.yaml", model, rows, tmp_path / "whole", kind, steps)
+    subprocess.run(command(whole), check=True, capture_output=True)
+    killed = write_config(tmp_path / "killed.yaml", model, rows, tmp_path / "killed", kind, steps)
+    draw, done = random.Random(0), 0
+    path = tmp_path / "killed" / "metrics.jsonl"
+    while done < 20:
+        process = subprocess.Popen(command(killed), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        before = path.stat().st_size if path.exists() else 0
+        # Kills fall into steps and saves, not into the start alone.
+        while process.poll() is None and (not path.exists() or path.stat().st_size == before):
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.3))
+        assert process.poll() is None, "the run ended before it was killed often enough"
+        process.kill()
+        process.wait()
+        done += 1
+    subprocess.run(command(killed), check=True, capture_output=True)
+    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+    assert training.metrics(tmp_path / "killed") == training.metrics(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_prints_the_command_that_goes_on(checkpoint, rows, tmp_path):
+    config = write_config(
+        tmp_path / "config.yaml", checkpoint("qwen3"), rows, tmp_path / "out", "adapters", steps=100_000
+    )
+    process = subprocess.Popen(command(config), stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "out" / "metrics.jsonl").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate()
+    assert process.returncode == 0
+    last = errors.splitlines()[-1].split()
+    assert last[:4] == ["jaxis", "train", "-c", str(config)]
+    assert last[-2:] == ["--training.try_resume_from_last_checkpoint", "true"]
+    assert len(list((tmp_path / "out").glob("checkpoint-*"))) >= 1
