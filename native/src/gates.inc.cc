@@ -35,11 +35,9 @@ JAXIS_INLINE F32x16 normal_cdf_lanes(F32x16 x) {
   F32x16 series = broadcast(kCoefficients[0]);
   for (int i = 1; i < 10; ++i) series = fma(series, t, broadcast(kCoefficients[i]));
   const F32x16 tail = exp(u * u * broadcast(-0.5f)) * series;
-  float lanes[kLanes], tails[kLanes];
-  store(lanes, x);
-  store(tails, tail);
-  for (int lane = 0; lane < kLanes; ++lane) tails[lane] = lanes[lane] < 0.0f ? tails[lane] : 1.0f - tails[lane];
-  return load(tails);
+  // The tail where x is negative, else 1 less the tail.
+  const F32x16 upper = keep_at_least(x, zero(), broadcast(1.0f));
+  return fma(tail, fma(upper, broadcast(-2.0f), broadcast(1.0f)), upper);
 }
 
 JAXIS_INLINE F32x16 apply_gate(Gate gate, F32x16 x) {
