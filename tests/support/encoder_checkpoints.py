@@ -51,14 +51,20 @@ CLASSIFIERS = {
 POOLING = {"cls": "pooling_mode_cls_token", "last": "pooling_mode_lasttoken", "mean": "pooling_mode_mean_tokens"}
 
 
-def save_tokenizer(folder):
-    backend = Tokenizer(models.WordPiece({token: i for i, token in enumerate(VOCABULARY)}, unk_token="[UNK]"))
+def wordpiece(vocabulary):
+    """A tokenizer of BERT's kind; the first five tokens are special."""
+    backend = Tokenizer(models.WordPiece({token: i for i, token in enumerate(vocabulary)}, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    backend.add_special_tokens(VOCABULARY[:5])
+    backend.add_special_tokens(vocabulary[:5])
+    return backend
+
+
+def save_tokenizer(folder):
+    backend = wordpiece(VOCABULARY)
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
 

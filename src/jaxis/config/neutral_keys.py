@@ -44,6 +44,8 @@ STAMPS = frozenset(
         *("unsloth_version", "unsloth_fixed", "transformers.js_config", "quantization_version"),
         # Code that came with the checkpoint and is never run: the architecture is one that jaxis has.
         "auto_map",
+        # What a GGUF file says of vectors, which a model that generates does not make.
+        *("gguf_pooling_mode", "gguf_dense_sizes"),
         # The longest sequence, under other names than `max_position_embeddings`.
         *("model_max_length", "max_sequence_length", "max_seq_length", "max_seq_len", "sequence_length", "seq_length"),
         *("seq_len", "context_length", "max_context_length", "n_ctx", "n_positions"),

@@ -14,12 +14,14 @@ from flax import nnx
 from jaxis.errors import CheckpointError
 from jaxis.kernels import native
 from jaxis.kernels.materialize import in_whole_vectors
-from jaxis.kernels.weights import pack
+from jaxis.kernels.weights import dequantize, pack
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule
-from jaxis.loading.checkpoint import Checkpoint
+from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
+from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.pooling.score_head import tanh
 from jaxis.pooling.settings import DenseActivation, DenseSettings
+from jaxis.quantization.formats.gguf import read_blocks
 
 _ACTIVATIONS: Mapping[DenseActivation, Callable[[jax.Array], jax.Array]] = {
     "Identity": lambda x: x,
@@ -33,31 +35,39 @@ class Dense(JaxModule):
     """`act(linear(x))`, with its weights, in float32.
 
     Args:
-      settings: What its folder says.
+      settings: What its folder, or the GGUF file that it is in, says.
 
     Raises:
       CheckpointError: The weights are missing, or are others.
     """
 
     def __init__(self, settings: DenseSettings) -> None:
-        folder = Path(settings.folder)
+        path = Path(settings.folder)
         self.act_fn = _ACTIVATIONS[settings.activation]
         self.linear = JaxLinear(
             settings.input_size, settings.output_size, nnx.Rngs(0), use_bias=settings.use_bias, dtype=jnp.float32
         )
-        expected: dict[str, tuple[int, ...]] = {"linear.weight": (settings.output_size, settings.input_size)}
+        shape = (settings.output_size, settings.input_size)
+        expected: dict[str, tuple[int, ...]] = {f"{settings.name}.weight": shape}
         if settings.use_bias:
-            expected["linear.bias"] = (settings.output_size,)
-        with Checkpoint(folder) as checkpoint:
-            shapes = {name: checkpoint.info(name).shape for name in checkpoint.names()}
-            if shapes != expected:
-                raise CheckpointError(f"{folder} has the tensors {shapes}; its config.json asks for {expected}")
-            # A copy: the file is closed.
-            tensors = {name: np.array(checkpoint.tensor(name), np.float32) for name in expected}
-        weight = tensors["linear.weight"]
+            expected[f"{settings.name}.bias"] = (settings.output_size,)
+        with open_checkpoint(path) as checkpoint:
+            is_gguf = isinstance(checkpoint, GGUFCheckpoint)
+            # A GGUF file has the whole model.
+            names = [each for each in checkpoint.names() if not is_gguf or each.startswith(f"{settings.name}.")]
+            if is_gguf and names == [*expected] and checkpoint.block_type(names[0]).dtype is None:
+                blocks = read_blocks(checkpoint.block_type(names[0]), checkpoint.tensor(names[0]), shape)
+                tensors = {names[0]: np.asarray(dequantize(blocks), np.float32)}
+            else:
+                shapes = {each: checkpoint.info(each).shape for each in names}
+                if shapes != expected:
+                    raise CheckpointError(f"{path} has the tensors {shapes}; its settings ask for {expected}")
+                # A copy: the file is closed.
+                tensors = {each: np.array(checkpoint.tensor(each), np.float32) for each in expected}
+        weight = tensors[f"{settings.name}.weight"]
         self.linear.weight.set_value(pack(weight) if native.usable() else jnp.asarray(weight))
         if self.linear.bias is not None:
-            self.linear.bias.set_value(jnp.asarray(tensors["linear.bias"]))
+            self.linear.bias.set_value(jnp.asarray(tensors[f"{settings.name}.bias"]))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """float32 [R, in] -> [R, out]."""

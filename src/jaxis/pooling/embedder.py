@@ -23,6 +23,7 @@ from jaxis.engine.settings import make_vllm_config
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.kv_cache_spec import CacheSpec, StateCacheSpec
+from jaxis.loading.gguf.shards import gguf_file
 from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.models.common.decoder import CausalLM, DecoderModel
 from jaxis.models.model_loader import load_model
@@ -39,7 +40,13 @@ from jaxis.pooling.encoders import encoder_class
 from jaxis.pooling.inputs import InputReader, PoolingInput
 from jaxis.pooling.pairs import check_sides, pair_indices, similarities
 from jaxis.pooling.pooling_model import PoolingModel
-from jaxis.pooling.settings import PoolingSettings, read_pooling_settings, trained_dimensions
+from jaxis.pooling.settings import (
+    Mode,
+    PoolingSettings,
+    gguf_pooling_settings,
+    read_pooling_settings,
+    trained_dimensions,
+)
 from jaxis.prompts import Prompt
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
@@ -201,7 +208,11 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
         classifier = read_classifier_settings(opened.hf_config, names, opened.path)
         settings = PoolingSettings("cls" if encoder is not None else "last")
     else:
-        settings = read_pooling_settings(opened.path, "mean" if encoder is not None else "last")
+        default: Mode = "mean" if encoder is not None else "last"
+        if gguf_file(opened.path) is None:
+            settings = read_pooling_settings(opened.path, default)
+        else:
+            settings = gguf_pooling_settings(opened.path, opened.hf_config, default)
     config = opened.hf_config.get_text_config()
     size = settings.vector_size(config["hidden_size"]) if classifier is None else len(classifier.labels)
     vllm_config = make_vllm_config(args, opened.path, opened.hf_config, "cpu")

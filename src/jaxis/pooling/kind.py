@@ -9,6 +9,7 @@ from jaxis.config.architecture import architectures_of
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
+from jaxis.loading.gguf.encoder_config import POOLING_MODE
 from jaxis.pooling.classifier_settings import is_classifier
 from jaxis.pooling.encoders import is_encoder
 from jaxis.pooling.settings import has_pooling_files
@@ -30,7 +31,8 @@ def is_made_for_pooling(path: Path, config: HFConfig) -> bool:
       config: Its config.json.
     """
     names = architectures_of(config)
-    return has_pooling_files(path) or is_encoder(names) or is_classifier(names, path)
+    says_pooling = has_pooling_files(path) or config.get(POOLING_MODE) is not None
+    return says_pooling or is_encoder(names) or is_classifier(names, path)
 
 
 def pools(args: EngineArgs, runner: Runner) -> bool:

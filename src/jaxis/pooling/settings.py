@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError
+from jaxis.loading.gguf.encoder_config import DENSE_SIZES, POOLING_MODE
 
 Mode = Literal["cls", "last", "mean"]
 _MODES: Mapping[str, Mode] = {
@@ -36,6 +37,7 @@ class DenseSettings:
       input_size, output_size: The features of its input and output.
       use_bias: Whether it has a bias.
       activation: What follows it, by torch's name.
+      name: What its tensors' names begin with.
     """
 
     folder: str
@@ -43,6 +45,7 @@ class DenseSettings:
     output_size: int
     use_bias: bool
     activation: DenseActivation
+    name: str = "linear"
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,21 @@ def read_pooling_settings(path: Path, default_mode: Mode) -> PoolingSettings:
         prompts.get("default_prompt_name"),
         tuple(dense),
     )
+
+
+def gguf_pooling_settings(path: Path, config: HFConfig, default_mode: Mode) -> PoolingSettings:
+    """What a GGUF file says. Its vectors have length 1, as llama.cpp makes them.
+
+    Args:
+      path: The file.
+      config: What it has in place of a config.json.
+      default_mode: Of a file that does not say.
+    """
+    dense = [
+        DenseSettings(str(path), *sizes, use_bias=False, activation="Identity", name=name)
+        for name, sizes in (config.get(DENSE_SIZES) or {}).items()
+    ]
+    return PoolingSettings(config.get(POOLING_MODE, default_mode), normalize=True, dense=tuple(dense))
 
 
 def trained_dimensions(config: HFConfig) -> tuple[bool, tuple[int, ...]]:

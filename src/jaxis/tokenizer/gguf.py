@@ -24,6 +24,7 @@ from jaxis.tokenizer.sentencepiece import (
     sentencepiece_bpe_backend,
     writes_spaces_after_special_tokens,
 )
+from jaxis.tokenizer.wordpiece import wordpiece_backend
 
 _INSTEAD = "use a file made with a newer llama.cpp, or the model's safetensors"
 SPECIAL_TOKEN_KEYS = {
@@ -34,8 +35,11 @@ SPECIAL_TOKEN_KEYS = {
     "sep_token": "seperator_token_id",  # llama.cpp's spelling
     "mask_token": "mask_token_id",
 }
-# What llama.cpp assumes of a SentencePiece vocabulary that does not say.
-_SENTENCEPIECE_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+# What llama.cpp assumes of a vocabulary that does not say.
+_ASSUMED_IDS = {
+    "llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
+    "bert": {"seperator_token_id": 102, "unknown_token_id": 100, "padding_token_id": 0},
+}
 _END_OF_TURN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # The end-of-sequence token of a chat model's file is often its base model's; these end an answer wherever they exist.
 END_OF_TURN_TOKENS = frozenset(
@@ -59,6 +63,8 @@ _HARMONY_TOKENS = frozenset({"<|return|>", "<|call|>", "<|end|>"})
 _NO_TOKENIZER = (None, "none", "no_vocab")
 _PHI3_PLAIN_TOKENS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
+_ASSUMED_CLS = 101
+
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
     """Whether a GGUF file with these keys has a tokenizer, of whatever kind."""
@@ -77,17 +83,19 @@ def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> tuple[tokenizers
     """
     values = _Values(metadata, source)
     model = values.get("model", str)
-    if model not in ("llama", "gpt2"):
+    if model not in ("bert", "llama", "gpt2"):
         raise CheckpointError(
             f"{source} has no tokenizer"
             if model in _NO_TOKENIZER
-            else f"{source} has a tokenizer of the kind {model!r}; supported: 'llama' (SentencePiece BPE) and 'gpt2' "
-            f"(byte-level BPE); {_INSTEAD}"
+            else f"{source} has a tokenizer of the kind {model!r}; supported: 'llama' (SentencePiece BPE), 'gpt2' "
+            f"(byte-level BPE) and 'bert' (WordPiece); {_INSTEAD}"
         )
     pieces = _pieces(values)
     ids = _special_token_ids(values, len(pieces), model)
     if whole := values.get("huggingface.json", str, prefix="tokenizer."):
         backend = _whole_tokenizer(whole, source)
+    elif model == "bert":
+        backend = _wordpiece_backend(values, pieces, ids)
     elif model == "llama":
         backend = _sentencepiece_backend(values, pieces)
         _add_ends(backend, values, ids, adds_bos=True)
@@ -172,8 +180,8 @@ def _special_token_ids(values: _Values, num_tokens: int, model: str) -> dict[str
     ids = {}
     for name in dict.fromkeys([*SPECIAL_TOKEN_KEYS.values(), *_END_OF_TURN_KEYS]):
         token_id = values.get(name, int)
-        if token_id is None and model == "llama":
-            token_id = _SENTENCEPIECE_IDS.get(name)
+        if token_id is None:
+            token_id = _ASSUMED_IDS.get(model, {}).get(name)
         if token_id is None:
             continue
         if not 0 <= token_id < num_tokens:
@@ -205,6 +213,36 @@ def _with_word_starts(piece: Piece) -> Piece:
     if piece.type == PieceType.USER_DEFINED and not piece.text.strip(" "):
         return Piece(WORD_START * len(piece.text), piece.score, piece.type)
     return piece
+
+
+def _wordpiece_backend(values: _Values, pieces: list[Piece], ids: dict[str, int]) -> tokenizers.Tokenizer:
+    """WordPiece, in whose file words begin with SentencePiece's mark, and continuations of words with nothing."""
+
+    def word(piece: Piece) -> str:
+        is_special = piece.type in (PieceType.CONTROL, PieceType.UNKNOWN)
+        if piece.text.startswith(WORD_START):
+            return piece.text.removeprefix(WORD_START)
+        is_bracketed = piece.text.startswith("[") and piece.text.endswith("]")  # as older converters leave it
+        return piece.text if is_special or is_bracketed else f"##{piece.text}"
+
+    words = [word(piece) for piece in pieces]
+    vocabulary = dict(zip(reversed(words), reversed(range(len(words))), strict=True))
+    roles = {"cls_token": values.get("cls_token_id", int), "unk_token": ids.get("unknown_token_id")}
+    roles |= {name: ids.get(SPECIAL_TOKEN_KEYS[name]) for name in ("sep_token", "pad_token", "mask_token")}
+    if roles["cls_token"] is None:
+        roles["cls_token"] = ids.get("bos_token_id", _ASSUMED_CLS)
+    for name in ("cls_token", "sep_token", "unk_token"):
+        if (token_id := roles[name]) is None or not 0 <= token_id < len(words):
+            raise values.fault(f"the vocabulary has no {name}")
+    special = {
+        name: AddedToken(words[token_id], special=True, normalized=False)
+        for name, token_id in roles.items()
+        if token_id is not None
+    }
+    # The file does not say whether text is lowercased; a vocabulary without uppercase words has no use for others.
+    rest = set(words) - {token.content for token in special.values()}
+    is_lower = not any(each.isupper() for each in rest if not (each.startswith("[") and each.endswith("]")))
+    return wordpiece_backend(vocabulary, {"do_lower_case": is_lower}, special)
 
 
 def _gpt2_backend(values: _Values, pieces: list[Piece]) -> tokenizers.Tokenizer:

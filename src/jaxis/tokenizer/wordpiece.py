@@ -46,7 +46,23 @@ def read_wordpiece(
     for name in ("unk_token", "cls_token", "sep_token"):
         if names[name] not in vocabulary:
             raise CheckpointError(f"{path} lacks the {name} {names[name]!r}: fetch the files again")
-    backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=names["unk_token"]))
+    known = {name: token for name, token in special_tokens.items() if token.content in vocabulary}
+    return wordpiece_backend(vocabulary, settings, known)
+
+
+def wordpiece_backend(
+    vocabulary: Mapping[str, int], settings: Mapping[str, Any], special_tokens: Mapping[str, AddedToken]
+) -> tokenizers.Tokenizer:
+    """The tokenizer of a vocabulary.
+
+    Args:
+      vocabulary: Token -> id; continuations of words begin with "##".
+      settings: See `read_wordpiece`.
+      special_tokens: Name, one of SPECIAL_TOKENS -> the token; those of the vocabulary, "unk_token", "cls_token" and
+        "sep_token" among them.
+    """
+    names = {name: token.content for name, token in special_tokens.items()}
+    backend = tokenizers.Tokenizer(models.WordPiece(dict(vocabulary), unk_token=names["unk_token"]))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
@@ -61,5 +77,5 @@ def read_wordpiece(
         pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
         special_tokens=[(first, vocabulary[first]), (last, vocabulary[last])],
     )
-    backend.add_special_tokens([special_tokens[name] for name in SPECIAL_TOKENS if names[name] in vocabulary])
+    backend.add_special_tokens([special_tokens[name] for name in SPECIAL_TOKENS if name in special_tokens])
     return backend

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +18,8 @@ class ArchitectureNames:
       permutes_rope: Whether rows of queries and keys are stored so that rotated dimensions are neighbours.
       adds_one_to_norms: Whether the file's norms have the 1 added that the model adds; not those of states.
       norm: What the norm after the last layer is called.
+      layers: What the layers are called.
+      top_level: Name in the file, without `.weight` or `.bias`, -> name, of tensors of no layer; decoders' are alike.
     """
 
     block: Mapping[str, str]
@@ -26,6 +28,8 @@ class ArchitectureNames:
     permutes_rope: bool = False
     adds_one_to_norms: bool = False
     norm: str = "model.norm"
+    layers: str = "model.layers"
+    top_level: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 _ATTENTION = {
@@ -91,6 +95,10 @@ _QWEN35 = {
     **_HEAD_NORMS,
     **_DELTA_NET,
     "post_attention_norm": "post_attention_layernorm",
+}
+_BERT_EMBEDDINGS = {
+    "token_embd": "embeddings.word_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
 }
 _FEED_FORWARD = {name: target.replace("mlp.", "feed_forward.") for name, target in _MLP.items()}
 
@@ -194,4 +202,39 @@ NAMES: Mapping[str, ArchitectureNames] = {
         block={**_ATTENTION, **_MLP, "post_attention_norm": "post_attention_layernorm"},
     ),
     "smollm3": ArchitectureNames(block=_LLAMA, permutes_rope=True),
+    "bert": ArchitectureNames(
+        block={
+            "attn_q": "attention.self.query",
+            "attn_k": "attention.self.key",
+            "attn_v": "attention.self.value",
+            "attn_output": "attention.output.dense",
+            "attn_output_norm": "attention.output.LayerNorm",
+            "ffn_up": "intermediate.dense",
+            "ffn_down": "output.dense",
+            "layer_output_norm": "output.LayerNorm",
+        },
+        layers="encoder.layer",
+        top_level={
+            **_BERT_EMBEDDINGS,
+            "token_embd_norm": "embeddings.LayerNorm",
+            "position_embd": "embeddings.position_embeddings",
+        },
+    ),
+    "nomic-bert": ArchitectureNames(
+        block={
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "attn_output_norm": "norm1",
+            "ffn_up": "mlp.fc11",
+            "ffn_gate": "mlp.fc12",
+            "ffn_down": "mlp.fc2",
+            "layer_output_norm": "norm2",
+        },
+        layers="encoder.layers",
+        top_level={**_BERT_EMBEDDINGS, "token_embd_norm": "emb_ln"},
+    ),
+    # sentence-transformers' Dense modules have these names in the file alone.
+    "gemma-embedding": ArchitectureNames(
+        block=_GEMMA, adds_one_to_norms=True, top_level={name: name for name in ("dense_2", "dense_3")}
+    ),
 }

@@ -14,6 +14,7 @@ from jaxis.errors import ConfigError
 from jaxis.loading.gguf.config_keys import Keys
 from jaxis.loading.gguf.config_reader import FULL, SLIDING, ConfigReader, ReadTensor, Values
 from jaxis.loading.gguf.container import GGUFTensor
+from jaxis.loading.gguf.encoder_config import bert, nomic_bert, pooling_values
 from jaxis.loading.gguf.hybrid_config import lfm2, lfm2moe, qwen35, qwen35moe
 from jaxis.loading.gguf.names import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT
 from jaxis.loading.gguf.stored_part import Sizes
@@ -58,7 +59,7 @@ def read_config(
             f"{', '.join(sorted(_FAMILIES))}. Use the original checkpoint if its family is supported"
         )
     reader = ConfigReader(keys, read_tensor)
-    values = family(reader)
+    values = family(reader) | pooling_values(keys)
     keys.check_all_read()
     sizes = Sizes(
         reader.num_layers,
@@ -355,6 +356,11 @@ def _gemma3(reader: ConfigReader) -> Values:
     }
 
 
+def _gemma_embedding(reader: ConfigReader) -> Values:
+    values = _gemma3(reader)
+    return {**values, "architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}
+
+
 # Published models whose older files lack the groups of experts: number of experts -> (groups, groups chosen).
 _EXPERT_GROUPS = {160: (8, 3), 256: (8, 4)}
 
@@ -480,4 +486,7 @@ _FAMILIES: Mapping[str, Callable[[ConfigReader], Values]] = {
     "qwen35moe": qwen35moe,
     "seed_oss": _seed_oss,
     "smollm3": _smollm3,
+    "bert": bert,
+    "nomic-bert": nomic_bert,
+    "gemma-embedding": _gemma_embedding,
 }

@@ -13,6 +13,7 @@ from jaxis.loading.gguf.delta_heads import DeltaHeads
 from jaxis.loading.gguf.names import ROPE_FREQS
 from jaxis.loading.gguf.rope_keys import rope_values
 
+ENCODERS = ("bert", "gemma-embedding", "nomic-bert")
 FULL, SLIDING = "full_attention", "sliding_attention"
 Values = dict[str, Any]
 ReadTensor = Callable[[str], np.ndarray | None]
@@ -46,7 +47,7 @@ class ConfigReader:
             raise ConfigError(f"{keys.source} has an embedding length or a number of heads of 0: use another file")
         self.head_dim = keys.integer("attention.key_length", self.hidden_size // self.num_heads)
         self.delta_heads: DeltaHeads | None = None
-        keys.expect("attention.causal", True)
+        keys.expect("attention.causal", keys.architecture not in ENCODERS)
 
     def _num_kv_heads(self) -> int:
         """Key-value heads of the layers with attention; the others have 0 of them."""

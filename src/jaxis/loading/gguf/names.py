@@ -47,6 +47,9 @@ def parts_of(tensor: GGUFTensor, names: ArchitectureNames, sizes: Sizes) -> list
         "output.weight": StoredPart("lm_head.weight"),
         "output.scale": StoredPart("lm_head.scale"),
     }
+    base, _, suffix = tensor.name.rpartition(".")
+    if base in names.top_level:
+        return [StoredPart(f"{names.top_level[base]}.{suffix}")]
     if tensor.name in top_level:
         return [top_level[tensor.name]]
     match = _OF_BLOCK.fullmatch(tensor.name)
@@ -58,7 +61,7 @@ def parts_of(tensor: GGUFTensor, names: ArchitectureNames, sizes: Sizes) -> list
     # Prediction layers follow the model's own. An input's scale is for engines that quantize activations to fp4.
     if layer >= sizes.num_layers or base in _NOT_WEIGHTS_OF_BLOCKS or suffix == "input_scale":
         return []
-    return list(_parts_of_block(tensor, f"model.layers.{layer}.", base, suffix, names, sizes))
+    return list(_parts_of_block(tensor, f"{names.layers}.{layer}.", base, suffix, names, sizes))
 
 
 def _parts_of_block(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
+
 from jaxis.config.attention_span import WHOLE_SEQUENCE, AttentionSpan
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION
 from jaxis.models.gemma3 import Gemma3DecoderLayer, Gemma3ForCausalLM
 from jaxis.pooling.decoder_heads import without_head
+
+_DENSE = ("dense_2.", "dense_3.")
 
 
 class Gemma3TextLayer(Gemma3DecoderLayer):
@@ -30,6 +36,11 @@ class Gemma3TextModel(without_head(Gemma3ForCausalLM)):
     def check_config(cls, config: HFConfig) -> None:
         # The reference has the key but does not use it.
         config.expect("attn_logit_softcapping", None)
+
+    def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
+        # A GGUF file has sentence-transformers' Dense modules beside the model.
+        kept = ((name, tensor) for name, tensor in weights if not name.removeprefix("model.").startswith(_DENSE))
+        return super().without_redundant_tensors(kept)
 
     @classmethod
     def first_position(cls, config: HFConfig) -> int:
