@@ -28,7 +28,7 @@ def vectors(llm, prompts, **arguments):
     return np.array([output.outputs.embedding for output in llm.embed(prompts, **arguments)], np.float32)
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if "bert" in name.lower()])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "Gemma3TextModel"])
 def test_vectors_are_the_references(family, tmp_path):
     model = save_model(tmp_path, family)
     save_pooling(tmp_path)

@@ -23,6 +23,7 @@ SIZES = {
 FAMILIES = {
     "BertModel": (transformers.BertModel, transformers.BertConfig),
     "Gemma3TextModel": (transformers.Gemma3TextModel, transformers.Gemma3TextConfig),
+    "GteModel": (transformers.GteModel, transformers.GteConfig),
     "ModernBertModel": (transformers.ModernBertModel, transformers.ModernBertConfig),
     "NomicBertModel": (transformers.NomicBertModel, transformers.NomicBertConfig),
     "RobertaModel": (transformers.RobertaModel, transformers.RobertaConfig),
@@ -39,6 +40,9 @@ CLASSIFIERS = {
     "BertForSequenceClassification": transformers.BertConfig,
     "RobertaForSequenceClassification": transformers.RobertaConfig,
     "XLMRobertaForSequenceClassification": transformers.XLMRobertaConfig,
+    "GteForSequenceClassification": transformers.GteConfig,
+    "ModernBertForSequenceClassification": transformers.ModernBertConfig,
+    "NomicBertForSequenceClassification": transformers.NomicBertConfig,
     "Qwen2ForSequenceClassification": transformers.Qwen2Config,
     "Qwen3ForSequenceClassification": transformers.Qwen3Config,
     "LlamaForSequenceClassification": transformers.LlamaConfig,
@@ -94,7 +98,8 @@ def save_model(folder, family="BertModel", **settings):
 
 
 def save_classifier(folder, family="BertForSequenceClassification", **settings):
-    sizes = SIZES if "bert" in family.lower() else SIZES | _DECODER_SIZES
+    is_encoder = "bert" in family.lower() or family.startswith("Gte")
+    sizes = SIZES | (_DECODER_SIZES if not is_encoder else {} if "roberta" in family.lower() else {"pad_token_id": 0})
     if family.startswith("GPT2"):
         sizes = SIZES | {"pad_token_id": 0, "intermediate_size": 256}
     elif family.startswith("Gemma3"):

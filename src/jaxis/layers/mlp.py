@@ -69,6 +69,7 @@ class GatedMLP(JaxModule):
       activation: Name of the gate's activation; None means config.json's `hidden_act`.
       gated_unit: Combines gate and up instead of the activation and a product; None for those.
       use_bias: Whether the projections have biases.
+      down_bias: Whether `down_proj` has one; None means `use_bias`.
       packed_gate_up: Whether the checkpoint has one matrix `gate_up_proj` [2 F, E], gates first, instead of two.
       multipliers: Of the gate before its activation, and of the output.
 
@@ -84,6 +85,7 @@ class GatedMLP(JaxModule):
         activation: str | None = None,
         gated_unit: GatedUnit | None = None,
         use_bias: bool = False,
+        down_bias: bool | None = None,
         packed_gate_up: bool = False,
         multipliers: tuple[float, float] = (1.0, 1.0),
     ) -> None:
@@ -98,7 +100,8 @@ class GatedMLP(JaxModule):
         else:
             self.gate_proj = linear(scope / "gate_proj", size_in, size, axes=column, use_bias=use_bias)
             self.up_proj = linear(scope / "up_proj", size_in, size, axes=column, use_bias=use_bias)
-        self.down_proj = linear(scope / "down_proj", size, size_in, axes=row, use_bias=use_bias)
+        down_bias = use_bias if down_bias is None else down_bias
+        self.down_proj = linear(scope / "down_proj", size, size_in, axes=row, use_bias=down_bias)
         self.activation = activation_function(activation or scope.config.get("hidden_act", "silu"))
         self.gated_unit = gated_unit
         self.gate_multiplier, self.output_multiplier = multipliers

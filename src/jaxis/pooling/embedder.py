@@ -206,7 +206,7 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
     encoder, classifier = encoder_class(names), None
     if is_classifier(names, opened.path):
         classifier = read_classifier_settings(opened.hf_config, names, opened.path)
-        settings = PoolingSettings("cls" if encoder is not None else "last")
+        settings = PoolingSettings(encoder.classifier_mode(opened.hf_config) if encoder is not None else "last")
     else:
         default: Mode = "mean" if encoder is not None else "last"
         if gguf_file(opened.path) is None:

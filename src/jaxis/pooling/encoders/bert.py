@@ -27,6 +27,7 @@ from jaxis.models.common.decoder import Caches, DecoderModel, DecoderOptions
 from jaxis.models.common.interfaces import LoadableWithIterator
 from jaxis.pooling.classifier_settings import num_labels
 from jaxis.pooling.score_head import ScoreHead
+from jaxis.pooling.settings import Mode
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -187,6 +188,12 @@ class _Classifies(BertModel):
         super().__init__(vllm_config, rng, quant_config)
         scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
         self.score = ScoreHead(scope / "score", num_labels(scope.config))
+
+    @classmethod
+    def classifier_mode(cls, config: HFConfig) -> Mode:
+        """Which hidden states the head gets."""
+        del config
+        return "cls"
 
 
 class BertForSequenceClassification(_Classifies):

@@ -13,17 +13,21 @@ from jaxis.config.attention_span import WHOLE_SEQUENCE, AttentionSpan
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type
 from jaxis.config.rope_config import RopeConfig, rope_config
+from jaxis.errors import ConfigError
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.checkpoint_names import CheckpointNames, Rename
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import layer_norm
-from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.mlp import GatedMLP, activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import JaxLayerNorm
-from jaxis.layers.scope import LayerScope
+from jaxis.layers.scope import LayerScope, never_quantized
 from jaxis.models.common.decoder import Caches, DecoderModel, DecoderOptions
 from jaxis.models.common.interfaces import LoadableWithIterator
+from jaxis.pooling.classifier_settings import num_labels
+from jaxis.pooling.score_head import ScoreHead
+from jaxis.pooling.settings import Mode
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -88,8 +92,7 @@ class ModernBertModel(DecoderModel, LoadableWithIterator):
         config = vllm_config.model_config.hf_config
         for key in ("tie_word_embeddings", "decoder_bias", "sparse_prediction", "sparse_pred_ignore_index"):
             config.ignore(key, because="a head that predicts words is not loaded")
-        for key in ("classifier_pooling", "classifier_bias", "classifier_activation"):
-            config.ignore(key, because="a classifier's head is not loaded")
+        self.read_head_config(config)
         for key in ("reference_compile", "repad_logits_with_grad", "deterministic_flash_attn", "layer_norm_eps"):
             config.ignore(key, because="the reference does not compute with it, or uses norm_eps")
         config.expect("position_embedding_type", "absolute", "sans_pos")  # which nothing reads
@@ -97,6 +100,12 @@ class ModernBertModel(DecoderModel, LoadableWithIterator):
         scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
         options = DecoderOptions(norm=_norm(scope), embed_norm=_norm(scope))
         super().__init__(scope, ModernBertLayer, options)
+
+    @classmethod
+    def read_head_config(cls, config: HFConfig) -> None:
+        """Declares the keys of a classifier's head."""
+        for key in ("classifier_pooling", "classifier_bias", "classifier_activation"):
+            config.ignore(key, because="a classifier's head is not loaded")
 
     @classmethod
     def first_position(cls, config: HFConfig) -> int:
@@ -118,6 +127,37 @@ class ModernBertModel(DecoderModel, LoadableWithIterator):
     def parameter_name(self, name_in_file: str) -> str:
         """See `RenamesTensors`."""
         return self.checkpoint_names.name_here(name_in_file.removeprefix("model."))
+
+
+class ModernBertForSequenceClassification(ModernBertModel):
+    """Rerankers, such as gte-reranker-modernbert, and classifiers: a head on the first token, or on the mean."""
+
+    renames = (*ModernBertModel.renames, ("head", "score"), ("classifier", "score.out_proj"))
+    unused = ("decoder.",)
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
+        super().__init__(vllm_config, rng, quant_config)
+        config = vllm_config.model_config.hf_config
+        scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names) / "score"
+        self.score = ScoreHead(
+            scope,
+            num_labels(config),
+            activation=activation_function(config.get("classifier_activation", "gelu")),
+            norm=_norm(never_quantized(scope)),
+            use_bias=config.get("classifier_bias", False),
+        )
+
+    @classmethod
+    def read_head_config(cls, config: HFConfig) -> None:
+        """See `ModernBertModel.read_head_config`."""
+
+    @classmethod
+    def classifier_mode(cls, config: HFConfig) -> Mode:
+        """Which hidden states the head gets."""
+        mode = config.get("classifier_pooling", "cls")
+        if mode not in ("cls", "mean"):
+            raise ConfigError(f"{config.source} has classifier_pooling={mode!r}; cls and mean are supported")
+        return mode
 
 
 def _norm(scope: LayerScope) -> JaxLayerNorm:

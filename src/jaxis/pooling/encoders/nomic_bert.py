@@ -25,6 +25,9 @@ from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import Caches, DecoderModel, DecoderOptions
 from jaxis.models.common.interfaces import LoadableWithIterator
+from jaxis.pooling.classifier_settings import num_labels
+from jaxis.pooling.score_head import ScoreHead
+from jaxis.pooling.settings import Mode
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -82,6 +85,10 @@ class NomicBertModel(DecoderModel, LoadableWithIterator):
         ("norm1", "post_attention_layernorm"),
         ("norm2", "post_mlp_layernorm"),
     )
+    # Of checkpoints of whole models.
+    prefixes: ClassVar[tuple[str, ...]] = ("nomic_bert.", "bert.")
+    default_token_types: ClassVar[int] = 2
+    layer_class: ClassVar[type[JaxModule]] = RotaryBertLayer
     # Heads of the task that the model was trained with.
     unused: ClassVar[tuple[str, ...]] = ("pooler.", "cls.", "embeddings.position_ids")
 
@@ -89,12 +96,14 @@ class NomicBertModel(DecoderModel, LoadableWithIterator):
         self.check_config(vllm_config.model_config.hf_config)
         self.checkpoint_names = CheckpointNames(self.renames)
         scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
-        super().__init__(scope, RotaryBertLayer, DecoderOptions(norm=Unchanged()))
+        super().__init__(scope, self.layer_class, DecoderOptions(norm=Unchanged()))
         self.embeddings_norm = post_norm(scope)
-        shape = scope.config.get("type_vocab_size", 2), scope.config["hidden_size"]
-        self.token_type_embeddings = make_parameter(
-            scope.rngs, nnx.initializers.normal(0.02), shape, scope.dtype, axes=(None, None)
-        )
+        shape = scope.config.get("type_vocab_size", self.default_token_types), scope.config["hidden_size"]
+        self.token_type_embeddings = None
+        if shape[0]:
+            self.token_type_embeddings = make_parameter(
+                scope.rngs, nnx.initializers.normal(0.02), shape, scope.dtype, axes=(None, None)
+            )
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -127,7 +136,7 @@ class NomicBertModel(DecoderModel, LoadableWithIterator):
     @property
     def num_token_types(self) -> int:
         """See `TakesTokenTypes`."""
-        return self.token_type_embeddings.get_value().shape[0]
+        return 1 if self.token_type_embeddings is None else self.token_type_embeddings.get_value().shape[0]
 
     def __call__(
         self,
@@ -138,9 +147,12 @@ class NomicBertModel(DecoderModel, LoadableWithIterator):
         token_types: jax.Array | None = None,
     ) -> tuple[Caches, jax.Array, list[jax.Array]]:
         """input_ids [T], whole texts -> the updated caches, and hidden states [T, E]; see `TakesTokenTypes`."""
-        table = self.token_type_embeddings[...]
-        types = table[0] if token_types is None else jnp.where(token_types[:, None] == 1, table[1], table[0])
-        embeddings = self.embeddings_norm(materialize(self.embed_tokens(input_ids) + types))
+        embeddings = self.embed_tokens(input_ids)
+        if self.token_type_embeddings is not None:
+            table = self.token_type_embeddings[...]
+            types = table[0] if token_types is None else jnp.where(token_types[:, None] == 1, table[1], table[0])
+            embeddings = materialize(embeddings + types)
+        embeddings = self.embeddings_norm(embeddings)
         return super().__call__(kv_caches, input_ids, attention_metadata, inputs_embeds=embeddings)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
@@ -150,7 +162,27 @@ class NomicBertModel(DecoderModel, LoadableWithIterator):
 
     def parameter_name(self, name_in_file: str) -> str:
         """See `RenamesTensors`."""
-        return self.checkpoint_names.name_here(name_in_file.removeprefix("nomic_bert.").removeprefix("bert."))
+        for prefix in self.prefixes:
+            name_in_file = name_in_file.removeprefix(prefix)
+        return self.checkpoint_names.name_here(name_in_file)
+
+
+class NomicBertForSequenceClassification(NomicBertModel):
+    """Cross-encoders and classifiers on Nomic's BERT: a head on the first token."""
+
+    renames = (*NomicBertModel.renames, ("pooler", "score"), ("classifier", "score.out_proj"))
+    unused = ("cls.", "embeddings.position_ids")
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
+        super().__init__(vllm_config, rng, quant_config)
+        scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
+        self.score = ScoreHead(scope / "score", num_labels(scope.config))
+
+    @classmethod
+    def classifier_mode(cls, config: HFConfig) -> Mode:
+        """Which hidden states the head gets."""
+        del config
+        return "cls"
 
 
 class Unchanged(JaxModule):

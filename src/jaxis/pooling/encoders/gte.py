@@ -1,0 +1,86 @@
+"""GTE (arXiv:2407.19669): BERT with rotary positions and a gated feed-forward block, as transformers has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from jaxis.config.attention_span import WHOLE_SEQUENCE
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.rope_config import rope_config
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.scope import LayerScope
+from jaxis.pooling.encoders.nomic_bert import (
+    NomicBertForSequenceClassification,
+    NomicBertModel,
+    RotaryBertLayer,
+    post_norm,
+)
+
+_PACKED = "mlp.up_gate_proj.weight"
+
+
+class GteLayer(RotaryBertLayer):
+    """As `RotaryBertLayer`, with biases."""
+
+    def __init__(self, scope: LayerScope) -> None:
+        self.self_attn = GroupedQueryAttention(
+            scope / "self_attn",
+            rope_settings=rope_config(scope.config, default_theta=160_000.0),
+            packed_qkv=True,
+            qkv_bias=True,
+            o_bias=True,
+            span=WHOLE_SEQUENCE,
+        )
+        self.post_attention_layernorm = post_norm(scope)
+        activation = scope.config.get("hidden_act", "gelu")
+        self.mlp = GatedMLP(scope / "mlp", activation=activation, down_bias=True)
+        self.post_mlp_layernorm = post_norm(scope)
+
+
+class GteModel(NomicBertModel):
+    """gte-multilingual and gte-v1.5, converted to transformers' format."""
+
+    renames = (
+        ("embeddings.word_embeddings", "embed_tokens"),
+        ("embeddings.token_type_embeddings.weight", "token_type_embeddings"),
+        ("embeddings.LayerNorm", "embeddings_norm"),
+        ("encoder.layer", "layers"),
+        ("attention.qkv_proj", "self_attn.qkv_proj"),
+        ("attention.o_proj", "self_attn.o_proj"),
+        ("attn_ln", "post_attention_layernorm"),
+        ("mlp_ln", "post_mlp_layernorm"),
+    )
+    unused = ("pooler.", "lm_head.", "embeddings.position_ids")
+    prefixes = ("new.", "gte.")
+    default_token_types = 1
+    layer_class = GteLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        """See `NomicBertModel.check_config`."""
+        config.ignore("tie_word_embeddings", because="a head that predicts words is not loaded")
+
+    def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
+        """See `LoadableWithIterator`."""
+        return super().load_weights(_unpacked(weights))
+
+
+class GteForSequenceClassification(NomicBertForSequenceClassification, GteModel):
+    """Cross-encoders and classifiers on GTE."""
+
+    renames = (*GteModel.renames, ("pooler", "score"), ("classifier", "score.out_proj"))
+    unused = ("lm_head.", "embeddings.position_ids")
+
+
+def _unpacked(weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
+    """The same, with the two matrices that checkpoints have as one, ups before gates."""
+    for name, tensor in weights:
+        if name.endswith(_PACKED):
+            prefix, half = name.removesuffix(_PACKED), len(tensor) // 2
+            yield f"{prefix}mlp.up_proj.weight", tensor[:half]
+            yield f"{prefix}mlp.gate_proj.weight", tensor[half:]
+        else:
+            yield name, tensor
