@@ -71,6 +71,12 @@ def test_a_file_has_the_vectors_of_its_texts(folder, expected, tmp_path):
     np.testing.assert_array_equal(array, expected)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "out.npy"]
 
+    shorter = ("--dimensions", "16", "--hf-overrides", '{"is_matryoshka": true}')
+    result = invoke(folder, source, "-o", tmp_path / "out.npy", *shorter)
+    assert result.exit_code == 0, result.output
+    lengths = np.linalg.norm(expected[:, :16], axis=1, keepdims=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected[:, :16] / lengths)
+
     piped = invoke(folder, "-", stdin=source.read_text())
     assert piped.stdout == (tmp_path / "out.jsonl").read_text()
 
@@ -106,6 +112,7 @@ def test_other_mistakes_are_one_line(folder, tmp_path):
         ((folder, tmp_path / "none.jsonl"), "cannot be read"),
         ((folder, source, "--prompt-name", "query"), "no prompt for texts of kind 'query'"),
         ((folder, source, "--runner", "generate"), "was made to generate"),
+        ((folder, source, "--dimensions", "16"), "dimensions=16 cannot be honoured"),
     ):
         result = invoke(*arguments)
         assert result.exit_code == 1
@@ -155,7 +162,7 @@ def test_kills_change_nothing_and_what_changed_is_refused(folder, expected, tmp_
     for changed, named in (
         ((folder, tmp_path / "other.jsonl", "-o", output, *STEPS), "another input:"),
         ((folder, source, "-o", output, "--quantization", "int8", *STEPS), "another model or its options:"),
-        ((folder, source, "-o", output, "--truncate-prompt-tokens", "9"), "another prompt_name or truncate"),
+        ((folder, source, "-o", output, "--truncate-prompt-tokens", "9"), "another prompt_name, truncate"),
     ):
         refused = invoke(*changed)
         assert refused.exit_code == 1

@@ -43,6 +43,15 @@ def embed(
             show_default=False,
         ),
     ] = None,
+    dimensions: Annotated[
+        int | None,
+        typer.Option(
+            metavar="NUMBER",
+            min=1,
+            help="Elements that vectors are cut to, of a model that was trained for it.",
+            show_default=False,
+        ),
+    ] = None,
     runner: Annotated[
         Runner,
         typer.Option(
@@ -72,6 +81,6 @@ def embed(
             from jaxis.inference.embedding import EmbedOptions, embed_file, open_texts
 
         source = open_texts(texts, output)  # now rather than after a minute of loading
-        options = EmbedOptions(prompt_name, truncate_prompt_tokens)
+        options = EmbedOptions(prompt_name, truncate_prompt_tokens, dimensions)
         summary = embed_file(model, arguments, source, output, options, runner=runner, display=ProgressDisplay())
     note(f"{summary.completed} texts, a vector each")

@@ -30,7 +30,7 @@ _ANSWER_KEY = "embedding"
 # A kill loses what is computed and not yet kept: so many steps.
 _STEPS_KEPT_TOGETHER = 4
 # What a key consists of, in its order.
-_KEY_PARTS = ("input", "model or its options", "prompt_name or truncate_prompt_tokens")
+_KEY_PARTS = ("input", "model or its options", "prompt_name, truncate_prompt_tokens or dimensions")
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,12 @@ class EmbedOptions:
         checkpoint's default.
       truncate_prompt_tokens: How many tokens are left of a longer text; -1 is as many as the model takes; None: it is
         an error.
+      dimensions: How many elements vectors are cut to, of a model that was trained for it; None: they are not cut.
     """
 
     prompt_name: str | None = None
     truncate_prompt_tokens: int | None = None
+    dimensions: int | None = None
 
 
 def open_texts(path: Path, output: Path | BinaryIO) -> JSONLSource:
@@ -102,7 +104,7 @@ def embed_file(
     parts = (
         source.digest,
         model_identity(opened.path, arguments),
-        [options.prompt_name, options.truncate_prompt_tokens],
+        [options.prompt_name, options.truncate_prompt_tokens, options.dimensions],
     )
     key = "-".join(run_key("embed", part) for part in parts)
     if isinstance(output, Path):
@@ -111,18 +113,20 @@ def embed_file(
     try:
         if embedder.classifier is not None:
             raise RequestError(f"{model} makes scores and no vectors")
+        embedder.dimensions.check(options.dimensions)
         read = functools.partial(_read, embedder, options, source.path)
         for row in source.rows(lambda _: True):
             read(row)
         as_array = isinstance(output, Path) and output.suffix == ".npy"
+        size = options.dimensions or embedder.dimensions.size
         return run_to_output(
-            functools.partial(_embed_rows, embedder, read, _packed if as_array else _listed),
+            functools.partial(_embed_rows, embedder, read, options.dimensions, _packed if as_array else _listed),
             source,
             output,
             key,
             display=display,
             progress_path=None,
-            formatted=functools.partial(_npy_file, source.num_rows, embedder.size) if as_array else None,
+            formatted=functools.partial(_npy_file, source.num_rows, size) if as_array else None,
         )
     finally:
         embedder.close()
@@ -131,14 +135,16 @@ def embed_file(
 def _embed_rows(
     embedder: Embedder,
     read: Callable[[Row], PoolingInput],
+    dimensions: int | None,
     answer: Callable[[Row, np.ndarray], dict[str, Any]],
     rows: Iterator[Row],
 ) -> Generator[Answered, None, None]:
     for group in _groups(((row, read(row)) for row in rows), embedder):
         found = embedder.compute([text for _, text in group])
+        vectors = embedder.dimensions.cut(np.stack([each.vector for each in found]), dimensions)
         results = [
-            RowResult(row.index, "completed", answer(row, each.vector))
-            for (row, _), each in zip(group, found, strict=True)
+            RowResult(row.index, "completed", answer(row, vector))
+            for (row, _), vector in zip(group, vectors, strict=True)
         ]
         yield Answered(results, sum(len(each.token_ids) for each in found))
 

@@ -36,6 +36,7 @@ from jaxis.pooling.classifier_settings import (
 )
 from jaxis.pooling.decoder_heads import with_head_tokens, with_score, without_head
 from jaxis.pooling.dense import DenseLayers
+from jaxis.pooling.dimensions import Dimensions
 from jaxis.pooling.encoders import encoder_class
 from jaxis.pooling.inputs import InputReader, PoolingInput
 from jaxis.pooling.pairs import check_sides, pair_indices, similarities
@@ -82,10 +83,10 @@ class Embedder:
       model: What computes them.
       reader: What reads texts.
       classifier: What logits mean; None: it makes vectors.
-      size: E, the elements of a vector, or the number of labels.
+      dimensions: The elements of a vector, or the number of labels.
 
     Args:
-      model, reader, classifier, size: See above.
+      model, reader, classifier, dimensions: See above.
       make_info: Makes `info`.
     """
 
@@ -94,10 +95,10 @@ class Embedder:
         model: PoolingModel,
         reader: InputReader,
         classifier: ClassifierSettings | None,
-        size: int,
+        dimensions: Dimensions,
         make_info: Callable[[], PoolingInfo],
     ) -> None:
-        self.model, self.reader, self.classifier, self.size = model, reader, classifier, size
+        self.model, self.reader, self.classifier, self.dimensions = model, reader, classifier, dimensions
         self._make_info = make_info
 
     @property
@@ -230,8 +231,9 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
     model = _load(opened, args, model_class, settings, progress, head_tokens)
     template = None if classifier is None else classifier.template
     reader = InputReader(tokenizer, settings, max_tokens=max_tokens, vocab_size=config["vocab_size"], template=template)
-    info = functools.partial(_info, args, opened, model, settings, classifier, max_tokens, size)
-    return Embedder(model, reader, classifier, size, info)
+    dimensions = Dimensions(size, *trained_dimensions(opened.hf_config), normalize=settings.normalize)
+    info = functools.partial(_info, args, opened, model, settings, classifier, max_tokens, dimensions)
+    return Embedder(model, reader, classifier, dimensions, info)
 
 
 def load_bytes(path: Path) -> int:
@@ -246,14 +248,13 @@ def _info(
     settings: PoolingSettings,
     classifier: ClassifierSettings | None,
     max_tokens: int,
-    size: int,
+    dimensions: Dimensions,
 ) -> PoolingInfo:
     from jaxis.pooling.frontend.wire import PoolingInfo  # of the extra `server`
 
     config = opened.hf_config.get_text_config()
     num_parameters, weight_type = model_size(model.model)
     trained_len = config.get("max_position_embeddings")
-    any_dimensions, dimensions = trained_dimensions(opened.hf_config)
     return PoolingInfo(
         model_folder=str(opened.path),
         model_type=opened.hf_config.get("model_type"),
@@ -268,10 +269,9 @@ def _info(
         weight_type=weight_type,
         fingerprint=engine_fingerprint(opened.path, args, max_tokens),
         capabilities=("embedding",) if classifier is None else classifier.tasks,
-        size=size,
+        size=dimensions.size,
         settings=settings,
         dimensions=dimensions,
-        any_dimensions=any_dimensions,
         classifier=classifier,
     )
 

@@ -9,6 +9,7 @@ import msgspec
 from jaxis.engine.frontend.engine_client import EngineInfo
 from jaxis.engine.frontend.wire import AbortRequest, EngineFailed, EngineReady, Heartbeat, LoadPlanned, RequestFailed
 from jaxis.pooling.classifier_settings import ClassifierSettings
+from jaxis.pooling.dimensions import Dimensions
 from jaxis.pooling.settings import PoolingSettings
 
 
@@ -19,16 +20,13 @@ class PoolingInfo(EngineInfo):
     Attributes:
       size: E, the elements of a vector; of a classifier, its labels.
       settings: How hidden states become vectors.
-      dimensions: To how many elements vectors may be cut: (lowest, highest) or the only ones; empty if the model was
-        not trained for it.
-      any_dimensions: Whether every number of elements up to `size` will do.
+      dimensions: To how many elements vectors may be cut.
       classifier: What its numbers mean, if it classifies; None: it makes vectors.
     """
 
     size: int = 0
     settings: PoolingSettings = field(default_factory=lambda: PoolingSettings("mean"))
-    dimensions: tuple[int, ...] = ()
-    any_dimensions: bool = False
+    dimensions: Dimensions = field(default_factory=Dimensions)
     classifier: ClassifierSettings | None = None
 
 

@@ -6,10 +6,8 @@ import base64
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
-import numpy as np
 from pydantic import BaseModel, Field
 
-from jaxis.errors import RequestError
 from jaxis.pooling.frontend.async_pooling import MAX_TEXTS
 from jaxis.pooling.frontend.wire import PoolingInfo
 from jaxis.prompts import Prompt
@@ -68,46 +66,12 @@ def text_group(request: EmbeddingRequest) -> TextGroup:
     return TextGroup(texts, "input", is_list, kind=request.prompt_name, truncate_tokens=request.truncate_prompt_tokens)
 
 
-def check_dimensions(dimensions: int | None, info: PoolingInfo) -> None:
-    """Raises RequestError if vectors cannot have so many elements."""
-    if dimensions is None or dimensions == info.size or dimensions in info.dimensions:
-        return
-    if info.any_dimensions and dimensions < info.size:
-        return
-    if info.dimensions:
-        can = f"be cut to {', '.join(map(str, info.dimensions))} elements"
-    elif info.any_dimensions:
-        can = f"be cut to less than their {info.size} elements"
-    else:
-        can = (
-            f"have {info.size} elements and are not known to be trained for fewer: leave it out, or, if the model's "
-            "card says that they are, start the server with --hf-overrides '{\"is_matryoshka\": true}'"
-        )
-    raise RequestError(f"={dimensions} cannot be honoured: this model's vectors {can}", param="dimensions")
-
-
-def cut(vectors: np.ndarray, dimensions: int | None, info: PoolingInfo) -> np.ndarray:
-    """Vectors of so many elements: cut, and of length 1 again if they had that.
-
-    Args:
-      vectors: float32 [texts, E].
-      dimensions: None leaves them as they are.
-      info: The model's.
-    """
-    if dimensions is None or dimensions == vectors.shape[1]:
-        return vectors
-    vectors = vectors[:, :dimensions]
-    if info.settings.normalize:
-        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return vectors
-
-
 def embedding_response(
     request: EmbeddingRequest, pooled: PooledGroups, model: str, info: PoolingInfo
 ) -> EmbeddingResponse:
     """The answer."""
     [vectors] = pooled.vectors
-    vectors = cut(vectors, request.dimensions, info)
+    vectors = info.dimensions.cut(vectors, request.dimensions)
     is_base64 = request.encoding_format == "base64"
     return EmbeddingResponse.model_construct(
         model=model,

@@ -24,8 +24,6 @@ from jaxis.server.pooling.embeddings import (
     EmbeddingRequest,
     EmbeddingResponse,
     as_texts,
-    check_dimensions,
-    cut,
     embedding_response,
     text_group,
 )
@@ -74,7 +72,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request, context: C
     """The vectors of texts."""
     headers = context.ignored_fields.check(body)
     model, info = context.model.named(body.model), embedding_info(context)
-    check_dimensions(body.dimensions, info)
+    info.dimensions.check(body.dimensions)
 
     async def answer() -> str:
         pooled = await pool(context, [text_group(body)])
@@ -158,7 +156,7 @@ async def ollama_embed(body: OllamaEmbedRequest, request: Request, context: Cont
     """The vectors of texts; what is too long is cut, unless that is not wanted."""
     headers = context.ignored_fields.check(body)
     start, model, info = time.monotonic_ns(), context.model.named(body.model), embedding_info(context)
-    check_dimensions(body.dimensions, info)
+    info.dimensions.check(body.dimensions)
     texts, is_list = as_texts(body.input) if body.input else ([], True)
 
     async def answer() -> str:
@@ -166,7 +164,7 @@ async def ollama_embed(body: OllamaEmbedRequest, request: Request, context: Cont
         pooled = await pool(context, [group])
         return OllamaEmbeddings(
             model=model.name,
-            embeddings=cut(pooled.vectors[0], body.dimensions, info).tolist(),
+            embeddings=info.dimensions.cut(pooled.vectors[0], body.dimensions).tolist(),
             total_duration=time.monotonic_ns() - start,
             prompt_eval_count=pooled.num_tokens,
         ).model_dump_json()
