@@ -1,11 +1,11 @@
 """The OpenAPI document is true: data made from it, right and wrong, gets answers that it describes, and no 5xx."""
 
-import contextlib
-
-import hypothesis
 import pytest
 
 schemathesis = pytest.importorskip("schemathesis")
+
+from tests.support.openapi import check_answers  # noqa: E402
+
 KEY = {"Authorization": "Bearer secret"}
 ROUTES = {
     "/v1/chat/completions",
@@ -79,31 +79,6 @@ def test_document_lists_routes_errors_streams_and_the_key(document):
 @pytest.mark.parametrize("max_examples", [1, pytest.param(200, marks=pytest.mark.slow)])
 def test_answers_are_as_documented(document, max_examples):
     schema, server = document
-    settings = hypothesis.settings(
-        max_examples=max_examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[hypothesis.Phase.generate],
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    # A schema cannot say everything: that top_logprobs needs logprobs, for one.
-    excluded = [schemathesis.checks.positive_data_acceptance]
-    statuses = set()
-    for result in schema.get_all_operations():
-        operation = result.ok()
-        for mode in schemathesis.GenerationMode:
-
-            @settings
-            @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
-            def call(case):
-                response = case.call(headers=KEY, timeout=60)
-                statuses.add(response.status_code)
-                # A body that is too large is refused before it is known what else is wrong with it.
-                too_large = [schemathesis.checks.negative_data_rejection] * (response.status_code == 413)
-                case.validate_response(response, excluded_checks=excluded + too_large)
-
-            with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # nothing can be wrong about a plain GET
-                call()
+    statuses = check_answers(schema, max_examples, headers=KEY)
     assert {200, 400} <= statuses <= {200, 400, 401, 403, 404, 405, 413, 431}
     server.wait_until_idle()

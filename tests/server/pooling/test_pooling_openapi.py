@@ -1,0 +1,20 @@
+"""The OpenAPI document is true of routes that make vectors and scores: see `tests/server/http/test_openapi.py`."""
+
+import pytest
+
+schemathesis = pytest.importorskip("schemathesis")
+
+from tests.support.openapi import check_answers  # noqa: E402
+
+PATHS = {
+    *("/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify"),
+    *("/api/embed", "/api/embeddings", "/embedding"),
+}
+
+
+@pytest.mark.parametrize("max_examples", [1, pytest.param(200, marks=pytest.mark.slow)])
+def test_answers_are_as_documented(url, max_examples):
+    document = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    assert document.raw_schema["paths"].keys() >= PATHS
+    statuses = check_answers(document, max_examples, paths=PATHS)
+    assert {400} <= statuses <= {200, 400, 404, 405, 413}
