@@ -28,8 +28,10 @@ from serving.clients import Outcomes, first_difference, idle_answers, open_sessi
 from serving.request_mix import MixItem, request_mix
 from serving.server_process import read_metrics, server_process
 
-# Small enough that requests wait, are refused and lose their cache blocks to each other.
+# Small enough that requests wait, are refused and lose their cache blocks to each other. The prompts of some have
+# opened Qwen3's reasoning, which ends by a budget.
 SERVER_ARGUMENTS = ("--kv-cache-memory", "16MiB", "--max-queued", "112", "--model-alias", "*")
+SERVER_ARGUMENTS += ("--reasoning-parser", "qwen3")
 IDLE_SECONDS = 15.0
 SAMPLE_SECONDS = 1.0
 MIB = 2**20

@@ -16,6 +16,8 @@ _QUESTIONS = (
     "Which is larger, 12 or 21?",
 )
 _SAMPLED = {"temperature": 0.9, "top_p": 0.95}
+_THOUGHT = "Why is the sky blue? <think>"
+_SOFT = {"thinking_token_budget": 6, "thinking_budget_grace_period": 20}
 _STORY = "Once upon a time there was a small dog who lived in a house by the sea. " * 6
 
 
@@ -68,6 +70,11 @@ def request_mix() -> list[MixItem]:
         _chat("JSON", _QUESTIONS[0], temperature=0, response_format={"type": "json_object"}, max_tokens=40),
         _chat("JSON schema", "Who are you?", **_SAMPLED, seed=2, response_format=_schema_format(), max_tokens=60),
         _chat("tool call", _QUESTIONS[1], temperature=0, tools=[_tool()], tool_choice="required", max_tokens=80),
+        _chat("strict tool", _QUESTIONS[1], temperature=0, tools=[_tool(strict=True)], max_tokens=60),
+        _chat("strict tool, sampled", _QUESTIONS[5], **_SAMPLED, seed=4, tools=[_tool(strict=True)], max_tokens=60),
+        _complete("hard thinking budget", _THOUGHT, temperature=0, thinking_token_budget=12, max_tokens=40),
+        _complete("soft thinking budget", _THOUGHT, **_SAMPLED, seed=7, **_SOFT, n=2, max_tokens=48),
+        _complete("no thinking", _THOUGHT, temperature=0, thinking_token_budget=0, logprobs=1, max_tokens=24),
         _complete("regex", "A number:", **_SAMPLED, seed=8, structured_outputs={"regex": "[1-9][0-9]{2,6}"}, n=2),
         _complete("choice", "It is", temperature=0, structured_outputs={"choice": ["red", "green", "dark blue"]}),
         _complete("one token", "Hello", temperature=0, max_tokens=1),
@@ -78,6 +85,16 @@ def request_mix() -> list[MixItem]:
         _ollama("sampled", _QUESTIONS[3], options={"temperature": 0.9, "top_k": 40, "seed": 6, "num_predict": 60}),
         _ollama("JSON", "Who are you?", format="json", options={"temperature": 0, "num_predict": 40}),
         MixItem(
+            "ollama: thinking budget",
+            OLLAMA_GENERATE,
+            {
+                "model": "any",
+                "prompt": _THOUGHT,
+                "raw": True,
+                "options": {"temperature": 0, "num_predict": 30, "thinking_token_budget": 9},
+            },
+        ),
+        MixItem(
             "ollama: generate",
             OLLAMA_GENERATE,
             {"model": "any", "prompt": "The sun", "raw": True, "options": {"temperature": 0, "num_predict": 30}},
@@ -86,8 +103,9 @@ def request_mix() -> list[MixItem]:
     return items
 
 
-def _tool() -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "add", "description": "Adds numbers.", "parameters": _addends()}}
+def _tool(**fields: Any) -> dict[str, Any]:
+    function = {"name": "add", "description": "Adds numbers.", "parameters": _addends(), **fields}
+    return {"type": "function", "function": function}
 
 
 def _message_tool() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from serving.clients import Outcomes, idle_answers, run_clients
 from serving.server_process import server_process
 
 SMALL = ("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--kv-cache-memory", "4MiB", "--max-queued", "4")
-SMALL += ("--model-alias", "*")
+SMALL += ("--model-alias", "*", "--reasoning-parser", "qwen3")
 
 
 @pytest.fixture(scope="module")
