@@ -56,7 +56,8 @@ def over_whole_sequences(
         *inputs, query_start_loc, num_requests = operands
         none = jnp.full(query_start_loc.shape[0] - 1, -1, jnp.int32)
         slots = StateSlots(read=none, write=none, keep=none, keep_after=none)
-        return kernel(*inputs, empty_state, slots, query_start_loc, num_requests)[1]
+        empty = jnp.zeros(empty_state.shape, empty_state.dtype)  # made here: what is derived must hold no tracer
+        return kernel(*inputs, empty, slots, query_start_loc, num_requests)[1]
 
     def define(*operands: jax.Array) -> jax.Array:
         *inputs, query_start_loc, num_requests = operands

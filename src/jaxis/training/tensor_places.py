@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
@@ -76,7 +77,11 @@ class TensorPlaces:
 
 
 def find_places(
-    model: JaxModule, construct: Callable[[], JaxModule], tensors: Mapping[str, tuple[int, ...]], source: object
+    model: JaxModule,
+    construct: Callable[[], JaxModule],
+    tensors: Mapping[str, tuple[int, ...]],
+    source: object,
+    read: Callable[[str], np.ndarray] | None,
 ) -> TensorPlaces:
     """The places of a checkpoint's tensors.
 
@@ -85,13 +90,21 @@ def find_places(
       construct: Makes it anew, without weights.
       tensors: The checkpoint's tensors and their shapes.
       source: The checkpoint, for errors.
+      read: Reads one of them; None if the model does not have their values. A square matrix that loading turns around
+        has the shape of its parameter, but not its elements.
 
     Raises:
       ConfigError: A parameter is made of the checkpoint's tensors in a way that has no way back.
     """
-    shapes = {name: value.shape for name, value in values_of(model).items()}
+    values = values_of(model)
+    shapes = {name: value.shape for name, value in values.items()}
     rename = model.parameter_name if isinstance(model, RenamesTensors) else checkpoint_names_of(model).name_here
-    parameter_of = {name: here for name, shape in tensors.items() if shapes.get(here := rename(name)) == tuple(shape)}
+    parameter_of = {
+        name: here
+        for name, shape in tensors.items()
+        if shapes.get(here := rename(name)) == tuple(shape)
+        and (len(shape) < 2 if read is None else _is_same(values[here], read(name)))
+    }
     missing = sorted(set(shapes) - set(parameter_of.values()))
     if not missing:
         return TensorPlaces(parameter_of)
@@ -152,6 +165,14 @@ class _Probe:
                 )
             loaded[name] = np.asarray(value).astype(np.int32)
         return loaded
+
+
+def _is_same(value: Any, tensor: np.ndarray) -> bool:
+    """Whether a parameter, in float32, has the elements of a tensor at their places."""
+    mine = np.atleast_2d(np.asarray(value))
+    # Row by row, so that no large tensor is copied.
+    rows = zip(mine, np.atleast_2d(tensor), strict=True)
+    return all(np.array_equal(row, theirs.astype(np.float32)) for row, theirs in rows)
 
 
 def _coordinate(axis: int, _name: str, shape: tuple[int, ...]) -> np.ndarray:

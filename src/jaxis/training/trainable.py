@@ -76,7 +76,8 @@ class _AllWeights:
             raise ConfigError(f"{base.name} is a GGUF file: set training.use_peft, or jaxis convert it first")
         with open_checkpoint(base.path) as checkpoint:
             shapes = {name: tuple(checkpoint.info(name).shape) for name in checkpoint.names()}
-        self.places = find_places(model, lambda: base.construct(jnp.float32), shapes, base.name)
+            read = checkpoint.tensor if config.model.load_pretrained_weights else None
+            self.places = find_places(model, lambda: base.construct(jnp.float32), shapes, base.name, read)
         self._is_tied = getattr(model, "lm_head", None) is None
         self.initial = {name: value for name, value in values.items() if is_float(value)}
         self.frozen: Values = {name: value for name, value in values.items() if not is_float(value)}
