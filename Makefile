@@ -49,6 +49,8 @@ help:
 	@echo "make compare    the same beside transformers, llama.cpp (compiles it, takes long) and ik_llama.cpp, whose tools are in"
 	@echo "                the folder IK_LLAMA_CPP; ARGS=... likewise, such as --dry-run"
 	@echo "make release-check  build the sdist and the wheel, and try the wheel in a fresh environment"
+	@echo "make wheels     the wheels of a release, for Linux on x86-64 and Arm and for macOS, into dist; needs Debian's"
+	@echo "                g++ and g++-aarch64-linux-gnu; ARGS='--only x86_64' for one of them"
 	@echo "make clean      remove $(VENV) and what builds and tests left"
 
 demo: $(VENV)/.installed
@@ -158,6 +160,10 @@ $(SITE_BUILDER)/.installed:
 	@$(SITE_BUILDER)/bin/python -m pip install --quiet 'zensical>=0.0.70,<1'
 	@touch $@
 
+$(VENV)/.installed-wheels: $(VENV)/.made
+	@$(VENV)/bin/python -m pip install --quiet 'ziglang>=0.17,<0.18' 'auditwheel>=6.8,<7'
+	@touch $@
+
 # An environment that has a compiler, and sees all that $(VENV) has.
 $(COMPILERS)/%/.installed: $(VENV)/.installed-test
 	@echo "Installing the compiler of $*s into $(@D), once"
@@ -166,6 +172,11 @@ $(COMPILERS)/%/.installed: $(VENV)/.installed-test
 		> "$$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/tests.pth"
 	@$(@D)/bin/python -m pip install --quiet 'jaxis[compile-$*]'
 	@touch $@
+
+# Builds them with the compilers of tools/wheels.py, and checks what they need of a system.
+.PHONY: wheels
+wheels: $(VENV)/.installed-wheels
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python tools/wheels.py dist $(ARGS)
 
 # Releasing: builds the sdist, a wheel from the sdist, and tries the wheel in an environment that has nothing else. All of it
 # happens in a temporary folder. See CONTRIBUTING.md.

@@ -76,25 +76,20 @@ def test_a_command_names_the_extra_that_it_needs(arguments, line):
     assert process.stderr == f"jaxis: error: {line}\n"
 
 
-def test_an_orbax_checkpoint_and_a_chat_on_a_terminal_name_theirs(tmp_path):
+def test_an_orbax_checkpoint_names_its_own(tmp_path):
     process = run_without_extras(
         """
 from jaxis.errors import ConfigError
-from jaxis.host.extras import check_extra
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
 
-for action in (lambda: OrbaxCheckpoint(sys.argv[1]), lambda: check_extra("chat", "jaxis chat on a terminal")):
-    try:
-        action()
-    except ConfigError as error:
-        print(error)
+try:
+    OrbaxCheckpoint(sys.argv[1])
+except ConfigError as error:
+    print(error)
 """,
         tmp_path,
     )
-    assert process.stdout.splitlines() == [
-        f"the Orbax checkpoint {tmp_path} needs orbax: pip install 'jaxis[orbax]'",
-        "jaxis chat on a terminal needs prompt_toolkit: pip install 'jaxis[chat]'",
-    ]
+    assert process.stdout == f"the Orbax checkpoint {tmp_path} needs orbax: pip install 'jaxis[orbax]'\n"
 
 
 def test_every_distribution_of_an_extra_is_looked_for():

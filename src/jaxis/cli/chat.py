@@ -25,7 +25,6 @@ from jaxis.cli.options import (
     parse_json_object,
 )
 from jaxis.errors import JaxisError
-from jaxis.host.extras import check_extra
 
 
 @expand_options
@@ -77,18 +76,10 @@ def chat(
     overrides = sampling.overrides(max_tokens=max_tokens)
     arguments = {**engine.llm_arguments(), "chat_template": chat_template}
     template_kwargs = parse_json_object(chat_template_kwargs, "--chat-template-kwargs")
-    with report_errors(debug=debug):
-        check_terminal("jaxis chat")
-        with open_llm(model, arguments, chats=True, needs_chat_template=True) as llm:
-            params = dataclasses.replace(llm.get_default_sampling_params(), **overrides)
-            session = ChatSession(llm, params, system=system, template_kwargs=template_kwargs, show_stats=stats)
-            converse(session, f"{model or 'Embedded model'}, context {llm.max_model_len} tokens")
-
-
-def check_terminal(command: str) -> None:
-    """Raises ConfigError if a chat would be on a terminal and the extra that edits its lines is missing."""
-    if _on_terminal():
-        check_extra("chat", f"{command} on a terminal")
+    with report_errors(debug=debug), open_llm(model, arguments, chats=True, needs_chat_template=True) as llm:
+        params = dataclasses.replace(llm.get_default_sampling_params(), **overrides)
+        session = ChatSession(llm, params, system=system, template_kwargs=template_kwargs, show_stats=stats)
+        converse(session, f"{model or 'Embedded model'}, context {llm.max_model_len} tokens")
 
 
 def _on_terminal() -> bool:

@@ -25,7 +25,6 @@ _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "tokenizers", "huggingface_hub")
 _EXTRAS = {
     "server": ("fastapi",),
     "orbax": ("orbax-checkpoint",),
-    "chat": ("prompt_toolkit",),
     "cuda": ("jax-cuda13-plugin", "jax-cuda12-plugin"),
     "tpu": ("libtpu",),
     "test": ("pytest",),

@@ -145,9 +145,8 @@ def _converse(config: InferenceConfig) -> None:
         note("jaxis: the paths of the configuration have no effect with --interactive")
     if config.model.tool_call_parser is not None:
         note("jaxis: model.tool_call_parser has no effect with --interactive: calls are shown as the model writes them")
-    from jaxis.cli.chat import check_terminal, converse
+    from jaxis.cli.chat import converse
 
-    check_terminal("jaxis infer --interactive")
     with exit_on_interrupt():
         from jaxis.cli.chat_session import ChatSession
         from jaxis.inference.engine import JAXInferenceEngine

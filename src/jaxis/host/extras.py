@@ -10,7 +10,6 @@ from jaxis.errors import ConfigError
 EXTRAS = {
     "server": ("aiohttp", "fastapi", "httptools", "msgspec", "prometheus_client", "uvicorn"),
     "orbax": ("orbax.checkpoint", "tensorstore"),
-    "chat": ("prompt_toolkit",),
     "gguf": ("gguf",),
     "kv-events": ("msgspec", "zmq"),
     "ray": ("ray.serve", "ray.data", "pyarrow"),
