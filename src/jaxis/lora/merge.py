@@ -66,6 +66,7 @@ class _Merge:
         change = self._adapter.experts[theirs]
         added = change.of_stack(tensor.shape) if part is None else part_of_expert(change, *part[1:])
         self._check(theirs, tensor, None if added is None else added.shape)
+        assert added is not None  # checked above
         self._seen.add(name if part is None else part[0])
         return (tensor.astype(np.float32) + added).astype(tensor.dtype)
 
