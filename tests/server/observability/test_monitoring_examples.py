@@ -89,9 +89,10 @@ def test_every_metric_is_in_the_documentation(samples):
     bases = {name if name in named else f"{name}_total" for name in bases}
     assert bases <= named, sorted(bases - named)
     documented = {name for name in named if name.startswith("jaxis:")}
-    # Those of API keys are there once a key has been used (tests/server/http/test_api_keys.py), those of tiers, ranks
-    # and drafts where there are any (test_kv_tiers.py, test_data_rank_metrics.py, tests/server/openai/test_chat.py).
-    conditional = ("jaxis:api_key_", "jaxis:kv_offload_", "jaxis:data_rank_", "jaxis:spec_decode_")
+    # Those of API keys are there once a key has been used (tests/server/http/test_api_keys.py), those of tiers, ranks,
+    # drafts and adapters where there are any (test_kv_tiers.py, test_data_rank_metrics.py,
+    # tests/server/openai/test_chat.py, tests/server/lora/test_adapter_routes.py).
+    conditional = ("jaxis:api_key_", "jaxis:kv_offload_", "jaxis:data_rank_", "jaxis:spec_decode_", "jaxis:lora_")
     assert {name for name in documented if not name.startswith(conditional)} <= bases | set(samples)
 
 
