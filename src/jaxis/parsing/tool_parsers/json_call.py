@@ -183,33 +183,38 @@ class HermesToolParser(JSONToolParser):
         self._end_call()
 
 
-# Llama 3.x and 4: `{"name": "f", "parameters": {...}}` as the whole message, or after a special token.
+# Calls as the whole message.
 
 
-class LlamaToolParser(JSONToolParser):
-    """Llama 3.1, 3.2, 3.3 and 4. Several calls are separated by `;` or white space.
+class WholeMessageToolParser(JSONToolParser):
+    """Formats whose calls are the whole message, or come after a special token.
 
-    An object without a special token before it may be an answer in JSON: it is a call only if the message begins
-    with it and it names a function that was offered. Python code after `<|python_tag|>` is content.
+    Without a special token before it, what looks like a call may be an answer: it is a call only if the message begins
+    with it and it names a function that was offered.
+
+    Attributes:
+      bracket: What calls begin with.
     """
 
-    needs_special_tokens = True
-    openers = ("<|python_tag|>", "<|python_start|>")
-    dropped = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|python_end|>", "<|eot|>", "<|eom|>")
-    arguments_key = "parameters"
+    bracket: ClassVar[str]
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        """The calls, without a special token."""
+        raise NotImplementedError
 
     @classmethod
     def write_answer(cls, grammar: CallGrammar, answer: str | None, *, must_call: bool) -> str:
-        """One call; text that is none does not begin as one does, with a brace."""
-        call = grammar.json_call(cls.call_schemas(grammar))
+        """The calls; text that is none does not begin as they do, with a bracket."""
+        calls = cls.write_calls(grammar)
         if must_call:
-            return call
-        after_token = (f"{grammar.text(token)} {call}" for token in cls.openers if grammar.has_token(token))
+            return calls
+        after_token = (f"{grammar.text(token)} {calls}" for token in cls.openers if grammar.has_token(token))
         if answer is not None:
-            return grammar.choice((answer, call, *after_token))
-        text = grammar.terminal(r"/\s*([^\s\{](?s:.*))?/")
+            return grammar.choice((answer, calls, *after_token))
+        text = grammar.terminal(rf"/\s*([^\s\{cls.bracket}](?s:.*))?/")
         text = grammar.rule(f"{text} {grammar.more_free_text(*cls.openers)}")
-        return grammar.choice((text, call, *after_token))
+        return grammar.choice((text, calls, *after_token))
 
     def _read(self) -> Reading[None]:
         yield from self._attempt("")
@@ -218,14 +223,41 @@ class LlamaToolParser(JSONToolParser):
     def _read_call(self, opener: str) -> Reading[None]:
         if opener:
             self._reader.record()  # a special token is not content
+        yield from self._read_calls()
+
+    def _read_calls(self) -> Reading[None]:
+        """Reads what `write_calls` writes."""
+        raise NotImplementedError
+
+    def _is_call(self, name: str) -> bool:
+        return not self._tools or name in self._tools
+
+
+# Llama 3.x and 4: `{"name": "f", "parameters": {...}}`.
+
+
+class LlamaToolParser(WholeMessageToolParser):
+    """Llama 3.1, 3.2, 3.3 and 4. Several calls are separated by `;` or white space.
+
+    Python code after `<|python_tag|>` is content.
+    """
+
+    needs_special_tokens = True
+    bracket = "{"
+    openers = ("<|python_tag|>", "<|python_start|>")
+    dropped = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|python_end|>", "<|eot|>", "<|eom|>")
+    arguments_key = "parameters"
+
+    @classmethod
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        return grammar.json_call(cls.call_schemas(grammar))
+
+    def _read_calls(self) -> Reading[None]:
         while True:
             yield from self._read_call_object()
             self._end_call()
             yield from self._reader.skip_space()
             yield from self._reader.take_if(";")
-
-    def _is_call(self, name: str) -> bool:
-        return not self._tools or name in self._tools
 
 
 # Mistral: `[TOOL_CALLS] [{"name": "f", "arguments": {...}}]`, and in newer models `[TOOL_CALLS]f[ARGS]{...}`.

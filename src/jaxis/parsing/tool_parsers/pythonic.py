@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxis.parsing.text_reader import EndOfTextError, Reading, TextReader
 from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, UnwritableCallError, literal, moved, tool_arguments
-from jaxis.parsing.tool_parsers.json_call import JSONToolParser
+from jaxis.parsing.tool_parsers.json_call import JSONToolParser, WholeMessageToolParser
 from jaxis.parsing.tool_parsers.json_value import MAX_DEPTH, MalformedCallError, expect, read_literal
 from jaxis.parsing.tool_parsers.tools import FunctionTool
 
@@ -276,41 +276,23 @@ def _spellings(value: object) -> Iterable[str]:
     return map(literal, dict.fromkeys(spellings))
 
 
-class PythonListToolParser(PythonicToolParser):
+class PythonListToolParser(WholeMessageToolParser, PythonicToolParser):
     """Llama 3.2, Llama 4, Gemma 3 and ToolACE: `[f(k="v"), g()]` as the whole message.
 
-    Llama 4 may write special tokens around it. A list without one before it may be an answer: it is a call only if the
-    message begins with it and it names a function that was offered.
+    Llama 4 may write special tokens around it.
     """
 
+    bracket = "["
     openers = ("<|python_start|>", "<|python_tag|>")
     dropped = ("<|python_end|>", "<|eot|>", "<|eom|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 
     @classmethod
-    def write_answer(cls, grammar: CallGrammar, answer: str | None, *, must_call: bool) -> str:
-        """A list of calls; text that is none does not begin as one does, with a bracket."""
-        calls = grammar.rule(f'"[" {cls.write_list(grammar)} "]"')
-        if must_call:
-            return calls
-        after_token = (f"{grammar.text(token)} {calls}" for token in cls.openers if grammar.has_token(token))
-        if answer is not None:
-            return grammar.choice((answer, calls, *after_token))
-        text = grammar.terminal(r"/\s*([^\s\[](?s:.*))?/")
-        text = grammar.rule(f"{text} {grammar.more_free_text(*cls.openers)}")
-        return grammar.choice((text, calls, *after_token))
+    def write_calls(cls, grammar: CallGrammar) -> str:
+        return grammar.rule(f'"[" {cls.write_list(grammar)} "]"')
 
-    def _read(self) -> Reading[None]:
-        yield from self._attempt("")
-        yield from super()._read()
-
-    def _read_call(self, opener: str) -> Reading[None]:
-        if opener:
-            self._reader.record()  # a special token is not content
+    def _read_calls(self) -> Reading[None]:
         yield from expect(self._reader, "[")
         yield from self._read_listed_calls(self._read_python_call)
-
-    def _is_call(self, name: str) -> bool:
-        return not self._tools or name in self._tools
 
 
 class Gemma3ToolParser(PythonicToolParser):
