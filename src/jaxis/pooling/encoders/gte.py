@@ -12,12 +12,8 @@ from jaxis.config.rope_config import rope_config
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
-from jaxis.pooling.encoders.nomic_bert import (
-    NomicBertForSequenceClassification,
-    NomicBertModel,
-    RotaryBertLayer,
-    post_norm,
-)
+from jaxis.pooling.encoders.first_token_head import with_first_token_head
+from jaxis.pooling.encoders.nomic_bert import NomicBertModel, RotaryBertLayer, post_norm
 
 _PACKED = "mlp.up_gate_proj.weight"
 
@@ -68,7 +64,7 @@ class GteModel(NomicBertModel):
         return super().load_weights(_unpacked(weights))
 
 
-class GteForSequenceClassification(NomicBertForSequenceClassification, GteModel):
+class GteForSequenceClassification(with_first_token_head(GteModel)):
     """Cross-encoders and classifiers on GTE."""
 
     renames = (*GteModel.renames, ("pooler", "score"), ("classifier", "score.out_proj"))

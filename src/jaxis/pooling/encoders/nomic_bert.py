@@ -25,9 +25,7 @@ from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import Caches, DecoderModel, DecoderOptions
 from jaxis.models.common.interfaces import LoadableWithIterator
-from jaxis.pooling.classifier_settings import num_labels
-from jaxis.pooling.score_head import ScoreHead
-from jaxis.pooling.settings import Mode
+from jaxis.pooling.encoders.first_token_head import with_first_token_head
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -167,22 +165,11 @@ class NomicBertModel(DecoderModel, LoadableWithIterator):
         return self.checkpoint_names.name_here(name_in_file)
 
 
-class NomicBertForSequenceClassification(NomicBertModel):
+class NomicBertForSequenceClassification(with_first_token_head(NomicBertModel)):
     """Cross-encoders and classifiers on Nomic's BERT: a head on the first token."""
 
     renames = (*NomicBertModel.renames, ("pooler", "score"), ("classifier", "score.out_proj"))
     unused = ("cls.", "embeddings.position_ids")
-
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
-        super().__init__(vllm_config, rng, quant_config)
-        scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
-        self.score = ScoreHead(scope / "score", num_labels(scope.config))
-
-    @classmethod
-    def classifier_mode(cls, config: HFConfig) -> Mode:
-        """Which hidden states the head gets."""
-        del config
-        return "cls"
 
 
 class Unchanged(JaxModule):
