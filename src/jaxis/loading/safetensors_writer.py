@@ -34,6 +34,14 @@ class TensorHeader:
         return math.prod(self.shape) * DTYPES[_NAME_OF[self.dtype]][1] // 8
 
 
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:
+    """Writes tensors that are all in memory; for the arguments, see `SafetensorsWriter`."""
+    specs = {name: TensorHeader(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    with SafetensorsWriter(path, specs, metadata) as writer:
+        for name, tensor in tensors.items():
+            writer.write(name, tensor)
+
+
 class SafetensorsWriter:
     """A safetensors file being written. A context manager; leaving it checks that the file is complete.
 

@@ -17,7 +17,7 @@ from jaxis.layers.checkpoint_names import CheckpointNames, checkpoint_names_of
 from jaxis.layers.embed import JaxLmHead
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, named_modules
-from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
+from jaxis.loading.safetensors_writer import write_tensors
 from jaxis.lora.adapter import WEIGHTS_FILE
 from jaxis.lora.peft_config import CONFIG_FILE
 from jaxis.training.adapted_weight import AdaptedWeight
@@ -96,10 +96,7 @@ class AdaptedLayers:
             for part in (_A, _B):
                 theirs = f"base_model.model.{self.names.name_in_checkpoint(name)}.{part}"
                 tensors[theirs] = np.asarray(trained[f"{name}.{part}"])
-        specs = {name: TensorHeader(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-        with SafetensorsWriter(folder / WEIGHTS_FILE, specs) as writer:
-            for name, tensor in tensors.items():
-                writer.write(name, tensor)
+        write_tensors(folder / WEIGHTS_FILE, tensors)
         config = {
             "base_model_name_or_path": base_model,
             "bias": "none",

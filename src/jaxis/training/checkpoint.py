@@ -21,7 +21,7 @@ import numpy as np
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.json_object import read_json_object
 from jaxis.loading.safetensors import SafetensorsFile
-from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
+from jaxis.loading.safetensors_writer import write_tensors
 
 _STATE, _ARRAYS = "trainer_state.json", "state.safetensors"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -34,13 +34,11 @@ class RunState:
 
     Attributes:
       step: Steps that were done.
-      num_learned: Tokens that were learned in them, or pairs.
       settings: What must be the same when the run goes on, by name.
       software: What may differ, but then the last bits do.
     """
 
     step: int
-    num_learned: int
     settings: Mapping[str, Any]
     software: Mapping[str, Any] = field(default_factory=dict)
 
@@ -91,10 +89,7 @@ def save_checkpoint(output: Path, state: RunState, arrays: Mapping[str, np.ndarr
     """
     folder = checkpoint_folder(output, state.step)
     with written_beside(folder) as partial:
-        specs = {name: TensorHeader(array.dtype, array.shape) for name, array in arrays.items()}
-        with SafetensorsWriter(partial / _ARRAYS, specs) as writer:
-            for name, array in arrays.items():
-                writer.write(name, array)
+        write_tensors(partial / _ARRAYS, arrays)
         (partial / _STATE).write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
     if keep is not None:
         for _, old in find_checkpoints(output)[:-keep]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jaxis.errors import ConfigError
-from jaxis.inference.inference_config import read_yaml_mapping
 from jaxis.inference.model_params import ModelParams
 from jaxis.inference.parameter_group import ParameterGroup
 
@@ -572,12 +571,3 @@ class TrainConfig(_Group):
 
     def notes(self) -> list[str]:
         return [*self.model.notes(), *self.data.notes(), *self.training.notes(), *self.peft.notes()]
-
-    @classmethod
-    def from_yaml(cls, path: str | Path) -> TrainConfig:
-        """Reads a YAML file.
-
-        Raises:
-          ConfigError: It cannot be read, or a field cannot be honoured.
-        """
-        return cls.of(read_yaml_mapping(path))

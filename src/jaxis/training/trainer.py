@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,7 +144,6 @@ class _Run:
         self._output = Path(config.training.output_dir)
         self._schedule = make_schedule(self._params, total)
         self._optimizer = make_optimizer(self._params, self._schedule)
-        self._num_learned = 0
 
     def run(self, resumed: Path | None, progress: ProgressDisplay) -> TrainingResult:
         model = make_trainable(self._config, self._base, progress)
@@ -167,7 +167,6 @@ class _Run:
                     done = step + 1
                     self._check_finite(done, values)
                     learned, num_tokens = int(np.sum(batch.learned)), int(np.sum(batch.seq_lens))
-                    self._num_learned += learned
                     line = {"step": done, **values, "learned_tokens": learned, "lr": float(self._schedule(step))}
                     metrics.write(line | meter.add(num_tokens))
                     update(done, self._total)
@@ -199,14 +198,13 @@ class _Run:
         trained = {name: jnp.asarray(arrays[f"weights.{name}"]) for name in model.initial}
         leaves, treedef = jax.tree.flatten(state)
         state = jax.tree.unflatten(treedef, [jnp.asarray(arrays[f"optimizer.{i}"]) for i in range(len(leaves))])
-        self._num_learned = run_state.num_learned
         self._note(f"going on from {resumed}, step {run_state.step} of {self._total}")
         return trained, state, run_state.step
 
     def _save(self, step: int, trained: Trained, state: Any) -> Path:
         arrays = {f"weights.{name}": np.asarray(value) for name, value in trained.items()}
         arrays |= {f"optimizer.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
-        run_state = RunState(step, self._num_learned, self._settings(), _software())
+        run_state = RunState(step, self._settings(), _software())
         return save_checkpoint(self._output, run_state, arrays, self._params.save_total_limit)
 
     def _write(self, model: Trainable, trained: Trained) -> None:
@@ -279,7 +277,7 @@ class _Meter:
     def __init__(self, total: int) -> None:
         self._total = total
         self._last = time.perf_counter()
-        self._seconds: list[float] = []
+        self._seconds: deque[float] = deque(maxlen=50)
 
     def add(self, num_tokens: int) -> dict[str, float]:
         """Counts a step; what metrics.jsonl has of it."""
@@ -290,7 +288,7 @@ class _Meter:
 
     def line(self, values: Mapping[str, Any]) -> str:
         """A step for people. The time left is that of steps as long as the last ones, of which half are no longer."""
-        recent = sorted(self._seconds[-50:])
+        recent = sorted(self._seconds)
         left = recent[len(recent) // 2] * (self._total - values["step"])
         rate = values["learned_tokens"] / self._seconds[-1]
         return (

@@ -17,7 +17,7 @@ import numpy as np
 from jaxis.errors import CheckpointError
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.safetensors import SafetensorsFile
-from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
+from jaxis.loading.safetensors_writer import write_tensors
 
 _FORMAT = "jaxis golden logits 1"
 _HASHED_BYTES = 4096  # of each tensor
@@ -72,10 +72,7 @@ class Golden:
                 f"prompts.{i}.logits": prompt.logits,
             }
         facts = {"versions": json.dumps(dict(self.versions)), "hashes": json.dumps(dict(self.hashes))}
-        specs = {name: TensorHeader(array.dtype, array.shape) for name, array in arrays.items()}
-        with SafetensorsWriter(path, specs, {"kind": _FORMAT, **facts}) as writer:
-            for name, array in arrays.items():
-                writer.write(name, array)
+        write_tensors(path, arrays, {"kind": _FORMAT, **facts})
 
     @classmethod
     def load(cls, path: Path) -> Golden:
