@@ -103,7 +103,7 @@ def read_yaml_mapping(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not UTF-8 text") from None
     value = parse_yaml(text, str(path))
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds no configuration: it needs sections such as `model:` and `generation:`")
+        raise ConfigError(f"{path} holds no configuration: it needs sections such as `model:`")
     return value
 
 

@@ -1,0 +1,17 @@
+"""The YAML file of a training run: `TrainConfig`, a file for each of its sections."""
+
+from jaxis.training.config.data import FINAL_TURN, DatasetParams, SplitParams
+from jaxis.training.config.peft import PeftParams
+from jaxis.training.config.run import TrainConfig
+from jaxis.training.config.training import DPO, OPTIMIZERS, TrainingParams
+
+__all__ = [
+    "DPO",
+    "FINAL_TURN",
+    "OPTIMIZERS",
+    "DatasetParams",
+    "PeftParams",
+    "SplitParams",
+    "TrainConfig",
+    "TrainingParams",
+]

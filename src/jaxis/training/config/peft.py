@@ -1,0 +1,92 @@
+"""The section `peft`: adapters that are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxis.errors import ConfigError
+from jaxis.training.config.section import ConfigSection
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeftParams(ConfigSection):
+    """The adapters that are trained, with `training.use_peft`.
+
+    Attributes:
+      lora_r, lora_alpha, lora_dropout: As PEFT's r, lora_alpha and lora_dropout.
+      lora_target_modules: Ends of the names of linear layers; None, or all-linear: all of them but the head.
+      lora_exclude_modules: Ends of names that are left out.
+      use_rslora: Whether the scale is alpha / sqrt(r) rather than alpha / r.
+      q_lora: Whether the frozen weights are quantized, to `q_lora_bits`: 4 or 8.
+      peft_save_mode: adapter_only writes PEFT's files; merged the whole model.
+    """
+
+    lora_r: int = 8
+    lora_alpha: float = 8
+    lora_dropout: float = 0.0
+    lora_target_modules: Any = None
+    lora_exclude_modules: Any = None
+    use_rslora: bool = False
+    q_lora: bool = False
+    q_lora_bits: int = 4
+    peft_save_mode: str = "adapter_only"
+    lora_target_parameters: Any = None
+    lora_modules_to_save: Any = None
+    lora_bias: str = "none"
+    lora_init_weights: Any = "default"
+    lora_task_type: Any = "CAUSAL_LM"
+    use_dora: bool = False
+    peft_method: str = "lora"
+    bnb_4bit_quant_type: str = "fp4"
+    llm_int8_skip_modules: Any = None
+    use_bnb_nested_quant: bool = False
+    bnb_4bit_quant_storage: str = "uint8"
+    bnb_4bit_compute_dtype: str = "float32"
+
+    WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage", "bnb_4bit_compute_dtype"),
+        "weights are quantized as jaxis quantize does",
+    )
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "lora_target_parameters": "only linear layers get adapters",
+        "lora_modules_to_save": "only adapters are trained; without use_peft all weights are",
+        "use_dora": "leave it out",
+        "llm_int8_skip_modules": "leave it out",
+    }
+
+    @classmethod
+    def section(cls) -> str:
+        return "peft"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_number("lora_r", 1, 4096, whole=True)
+        self.check_number("lora_alpha", 0)
+        self.check_number("lora_dropout", 0, 0.999)
+        self.check("use_rslora", bool, "true or false")
+        self.check("q_lora", bool, "true or false")
+        for name in ("lora_target_modules", "lora_exclude_modules"):
+            value = getattr(self, name)
+            names = [value] if isinstance(value, str) else [] if value is None else value
+            if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
+                raise ConfigError(f"peft.{name}={value!r} must be a list of names such as q_proj")
+            object.__setattr__(self, name, tuple(names))
+        if self.lora_bias != "none":
+            self.refuse("lora_bias", "biases are not trained; leave it out")
+        if self.peft_method != "lora":
+            self.refuse("peft_method", "leave it out")
+        if str(self.lora_init_weights).lower() not in ("default", "true"):
+            self.refuse("lora_init_weights", "adapters begin as PEFT's default has it; leave it out")
+        if self.q_lora_bits not in (4, 8):
+            self.refuse("q_lora_bits", "4 or 8")
+        if self.peft_save_mode not in ("adapter_only", "merged"):
+            self.refuse("peft_save_mode", "adapter_only or merged")
+        if self.q_lora and self.peft_save_mode == "merged":
+            self.refuse("peft_save_mode", "adapters of a quantized model are saved alone: adapter_only")
+
+    @property
+    def targets(self) -> tuple[str, ...] | None:
+        """Ends of names; None: all linear layers."""
+        return None if self.lora_target_modules in ((), ("all-linear",)) else self.lora_target_modules

@@ -1,0 +1,89 @@
+"""A training run as its YAML file describes it, under Oumi's names.
+
+Each field is applied, or refused with the reason. Those that only arrange how PyTorch computes change no result: they
+are accepted, and `notes` names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxis.errors import ConfigError
+from jaxis.inference.model_params import ModelParams
+from jaxis.training.config.data import DataParams
+from jaxis.training.config.peft import PeftParams
+from jaxis.training.config.section import ConfigSection
+from jaxis.training.config.training import TrainingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModelParams(ModelParams):
+    """Which model is trained. Fields as for `jaxis infer`; see `ModelParams`.
+
+    Attributes:
+      model_max_length: Most tokens of an example; what is longer is cut. None: the model's context.
+      torch_dtype_str: What is computed in; what is trained is kept in float32 whatever this says. "auto" is float32 on
+        CPU and the checkpoint's type elsewhere.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.adapter_model is not None:
+            self.refuse("adapter_model", "adapters are trained from their start; merge it into the model first")
+        if self.freeze_layers:
+            self.refuse("freeze_layers", "all weights are trained, or with training.use_peft adapters alone")
+        if self.tool_call_parser is not None:
+            self.refuse("tool_call_parser", "it is of answers; leave it out")
+        known = {"load_in_8bit", "load_in_4bit"}
+        if unknown := sorted(set(self.model_kwargs) - known):
+            raise ConfigError(f"model.model_kwargs.{unknown[0]} is not known; known: {', '.join(sorted(known))}")
+        if self.model_max_length is not None and (
+            not isinstance(self.model_max_length, int) or self.model_max_length < 2
+        ):
+            raise ConfigError(f"model.model_max_length={self.model_max_length!r} must be an integer from 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(ConfigSection):
+    """A run: model, data, how it is trained.
+
+    Attributes:
+      model: Which model.
+      data: Which rows.
+      training: How it is trained.
+      peft: Which adapters.
+      fsdp, deepspeed: Refused, if they are enabled.
+    """
+
+    model: TrainedModelParams = field(default_factory=TrainedModelParams)
+    data: DataParams = field(default_factory=DataParams)
+    training: TrainingParams = field(default_factory=TrainingParams)
+    peft: PeftParams = field(default_factory=PeftParams)
+    fsdp: Any = None
+    deepspeed: Any = None
+
+    @classmethod
+    def section(cls) -> str:
+        return "config"
+
+    def __post_init__(self) -> None:
+        for name, group in {
+            "model": TrainedModelParams,
+            "data": DataParams,
+            "training": TrainingParams,
+            "peft": PeftParams,
+        }.items():
+            object.__setattr__(self, name, group.of(getattr(self, name) or {}))
+        for name in ("fsdp", "deepspeed"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, Mapping) and not value.get(f"enable_{name}", False)):
+                self.refuse(name, "training runs on one device; leave it out")
+        if self.training.eval_strategy != "no" and not self.data.validation.datasets:
+            raise ConfigError("training.eval_strategy needs data.validation.datasets: name a file there")
+        if not self.training.use_peft and (self.peft.q_lora or self.model.model_kwargs):
+            raise ConfigError("quantized weights cannot be trained: set training.use_peft, which trains adapters")
+
+    def notes(self) -> list[str]:
+        return [*self.model.notes(), *self.data.notes(), *self.training.notes(), *self.peft.notes()]

@@ -1,0 +1,215 @@
+"""The section `training`: how a model is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from jaxis.errors import ConfigError
+from jaxis.training.config.section import TORCH_ONLY, ConfigSection
+
+SFT, DPO = "TRL_SFT", "TRL_DPO"
+OPTIMIZERS = {"adamw": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd"}
+SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
+_COMPUTE_DTYPES = {"none": None, "bf16": "bfloat16", "bfloat16": "bfloat16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingParams(ConfigSection):
+    """How it is trained.
+
+    Attributes:
+      trainer_type: TRL_SFT learns what the rows say; TRL_DPO what they prefer.
+      use_peft: Whether adapters are trained instead of all weights.
+      output_dir: The folder of the finished model, of its checkpoints and of metrics.jsonl.
+      per_device_train_batch_size: Rows that are computed together; for TRL_DPO, pairs of rows.
+      per_device_eval_batch_size: The same, for validation.
+      gradient_accumulation_steps: How many of those make the batch of a step.
+      max_steps: Steps; -1: those of `num_train_epochs`.
+      num_train_epochs: Times that each row is seen.
+      save_steps: Steps between checkpoints; 0: none but the one of a run that is stopped.
+      save_final_model: Whether `output_dir` gets the model.
+      seed: Of what is drawn in training.
+      data_seed: Of the order of rows.
+      learning_rate: Its peak.
+      lr_scheduler_type: linear, cosine, constant or constant_with_warmup.
+      warmup_ratio: Share of the steps in which the rate rises from 0; `warmup_steps` says how many instead.
+      optimizer: adamw, adamw_torch, adamw_torch_fused or sgd.
+      weight_decay: Of matrices only.
+      max_grad_norm: Gradients whose norm is larger are scaled down to it; 0: none are.
+      mixed_precision_dtype: NONE or BF16, which computes in bfloat16.
+      enable_gradient_checkpointing: Whether layers are computed again for their derivatives, rather than kept.
+      logging_steps: Steps between the lines that are printed; metrics.jsonl has them all.
+      eval_strategy: "no", "steps" or "epoch": when the loss of `data.validation` is measured.
+      eval_steps: Steps between those.
+      resume_from_checkpoint: The folder of a checkpoint to go on from.
+      try_resume_from_last_checkpoint: Whether to go on from the last checkpoint in `output_dir`, if there is one.
+      trainer_kwargs: Of TRL's trainers: save_total_limit; for TRL_DPO, beta and label_smoothing.
+    """
+
+    trainer_type: str = SFT
+    use_peft: bool = False
+    output_dir: str = "output"
+    per_device_train_batch_size: int = 8
+    per_device_eval_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    max_steps: int = -1
+    num_train_epochs: int = 3
+    save_epoch: bool = False
+    save_steps: int = 500
+    save_final_model: bool = True
+    seed: int = 42
+    data_seed: int = 42
+    learning_rate: float = 5e-5
+    lr_scheduler_type: str = "linear"
+    lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
+    warmup_ratio: float | None = None
+    warmup_steps: int | None = None
+    optimizer: str = "adamw_torch"
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    sgd_momentum: float = 0.0
+    max_grad_norm: float = 1.0
+    mixed_precision_dtype: str = "NONE"
+    enable_gradient_checkpointing: bool = False
+    gradient_checkpointing_kwargs: dict[str, Any] = field(default_factory=dict)
+    logging_strategy: str = "steps"
+    logging_steps: int = 10
+    logging_first_step: bool = False
+    logging_dir: str | None = None
+    eval_strategy: str = "no"
+    eval_steps: int = 500
+    resume_from_checkpoint: str | None = None
+    try_resume_from_last_checkpoint: bool = False
+    trainer_kwargs: dict[str, Any] = field(default_factory=dict)
+    run_name: str | None = None
+    log_level: str = "info"
+    dep_log_level: str = "warning"
+    log_model_summary: bool = False
+    log_examples: bool = False
+    use_deterministic: bool = False
+    full_determinism: bool = False
+    compile: bool = False
+    enable_wandb: bool = False
+    enable_mlflow: bool = False
+    enable_tensorboard: bool = False
+    include_performance_metrics: bool = False
+    include_alternative_mfu_metrics: bool = False
+    reward_functions: Any = None
+    reward_function_kwargs: Any = None
+    metrics_function: str | None = None
+    grpo: Any = None
+    gkd: Any = None
+    profiler: Any = None
+    telemetry: Any = None
+    ddp_find_unused_parameters: bool | None = None
+    dataloader_num_workers: int | str = 0
+    dataloader_persistent_workers: bool = False
+    dataloader_prefetch_factor: int | None = None
+    dataloader_main_process_only: bool | None = None
+    empty_device_cache_steps: int | None = None
+    nccl_default_timeout_minutes: float | None = None
+
+    WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            (
+                *("compile", "ddp_find_unused_parameters", "dataloader_num_workers", "dataloader_persistent_workers"),
+                *("dataloader_prefetch_factor", "dataloader_main_process_only", "empty_device_cache_steps"),
+                *("nccl_default_timeout_minutes", "gradient_checkpointing_kwargs"),
+            ),
+            TORCH_ONLY,
+        ),
+        "use_deterministic": "the same run is always the same",
+        "full_determinism": "the same run is always the same",
+        "include_performance_metrics": "metrics.jsonl always has tokens a second",
+        "logging_first_step": "metrics.jsonl has every step",
+        "logging_dir": "metrics.jsonl is in output_dir",
+        "logging_strategy": "metrics.jsonl has every step",
+        "run_name": "output_dir names the run",
+        "log_level": "--debug shows more",
+        "dep_log_level": "--debug shows more",
+        "log_model_summary": "jaxis analyze shows the model",
+        "log_examples": "--show-examples shows them",
+        "telemetry": "metrics.jsonl has what was measured",
+    }
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "lr_scheduler_kwargs": "the schedules have no arguments; leave it out",
+        "enable_wandb": "nothing is sent anywhere; metrics.jsonl has every step",
+        "enable_mlflow": "nothing is sent anywhere; metrics.jsonl has every step",
+        "enable_tensorboard": "metrics.jsonl has every step",
+        "include_alternative_mfu_metrics": "metrics.jsonl has tokens a second",
+        "reward_functions": "only TRL_SFT and TRL_DPO are supported",
+        "reward_function_kwargs": "only TRL_SFT and TRL_DPO are supported",
+        "grpo": "only TRL_SFT and TRL_DPO are supported",
+        "gkd": "only TRL_SFT and TRL_DPO are supported",
+        "metrics_function": "the loss of data.validation is measured",
+        "profiler": "use JAX's profiler",
+        "save_epoch": "give save_steps",
+    }
+
+    @classmethod
+    def section(cls) -> str:
+        return "training"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trainer_type not in (SFT, DPO):
+            self.refuse("trainer_type", f"supported are {SFT} and {DPO}")
+        for name in ("use_peft", "save_final_model", "enable_gradient_checkpointing"):
+            self.check(name, bool, "true or false")
+        self.check("try_resume_from_last_checkpoint", bool, "true or false")
+        self.check("resume_from_checkpoint", str, "the folder of a checkpoint", optional=True)
+        self.check("output_dir", str, "the path of a folder")
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+            self.check_number(name, 1, whole=True)
+        for name in ("num_train_epochs", "logging_steps", "eval_steps"):
+            self.check_number(name, 1, whole=True)
+        self.check_number("max_steps", -1, whole=True)
+        for name in ("save_steps", "seed", "data_seed"):
+            self.check_number(name, 0, 2**31 - 1, whole=True)
+        for name in ("learning_rate", "weight_decay", "max_grad_norm", "adam_epsilon"):
+            self.check_number(name, 0)
+        for name in ("adam_beta1", "adam_beta2", "sgd_momentum"):
+            self.check_number(name, 0, 1)
+        if self.warmup_ratio is not None:
+            self.check_number("warmup_ratio", 0, 1)
+        if self.warmup_steps is not None:
+            self.check_number("warmup_steps", 0, whole=True)
+        self._check_choices()
+        self._check_trainer_kwargs()
+
+    def _check_choices(self) -> None:
+        for name, choices in {
+            "optimizer": tuple(OPTIMIZERS),
+            "lr_scheduler_type": SCHEDULES,
+            "eval_strategy": ("no", "steps", "epoch"),
+        }.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"training.{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
+        if str(self.mixed_precision_dtype).lower() not in _COMPUTE_DTYPES:
+            self.refuse("mixed_precision_dtype", "NONE or BF16")
+
+    def _check_trainer_kwargs(self) -> None:
+        known = {"save_total_limit"} | ({"beta", "label_smoothing"} if self.trainer_type == DPO else set())
+        if unknown := sorted(set(self.trainer_kwargs) - known):
+            raise ConfigError(f"training.trainer_kwargs.{unknown[0]} is not known; known: {', '.join(sorted(known))}")
+        limit = self.trainer_kwargs.get("save_total_limit")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+            raise ConfigError(f"training.trainer_kwargs.save_total_limit={limit!r} must be an integer from 1")
+        for name, high in (("beta", float("inf")), ("label_smoothing", 0.5)):
+            value = self.trainer_kwargs.get(name, 0.1)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < high:
+                raise ConfigError(f"training.trainer_kwargs.{name}={value!r} must be a number from 0")
+
+    @property
+    def compute_dtype(self) -> str | None:
+        """What `mixed_precision_dtype` computes in; None if it does not say."""
+        return _COMPUTE_DTYPES[str(self.mixed_precision_dtype).lower()]
+
+    @property
+    def save_total_limit(self) -> int | None:
+        """Checkpoints that are kept; None: all."""
+        return self.trainer_kwargs.get("save_total_limit")
