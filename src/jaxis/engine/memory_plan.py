@@ -19,6 +19,7 @@ from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
 from jaxis.engine.execution.cache_specs import cache_specs, kv_cache_specs, own_cache_specs
+from jaxis.engine.execution.device_room import DeviceRoom
 from jaxis.engine.execution.kv_cache import (
     CPU_TOKENS_PER_SEQ,
     num_cache_blocks,
@@ -120,47 +121,14 @@ class PlannedDraft:
         return weight_bytes(self.model, _float_bytes(self.config))
 
 
-@dataclass(frozen=True)
-class PlannedPlaces:
-    """Room for what changes a model for some requests, which the engine makes beside its weights.
-
-    Attributes:
-      bytes_of: Its bytes on each device, of a model that is constructed without weights.
-      text: What it is for, in the plural, and the options that make it smaller.
-    """
-
-    bytes_of: Callable[[JaxModule], int]
-    text: str
-
-    def bytes_on(self, meshes: Sequence[jax.sharding.Mesh], models: Sequence[JaxModule], budget: int) -> int:
-        """Bytes on all devices together.
-
-        Args:
-          meshes: The devices of each pipeline stage.
-          models: Each stage's.
-          budget: Bytes that can be used.
-
-        Raises:
-          EngineError: They are more.
-        """
-        stages = zip(meshes, models, strict=True)
-        nbytes = sum(mesh.devices.size * self.bytes_of(model) for mesh, model in stages)
-        if nbytes > budget:
-            raise EngineError(
-                f"{self.text} take {human_bytes(nbytes)}, more than the {human_bytes(max(0, budget))} of memory that "
-                "can be used"
-            )
-        return nbytes
-
-
 def plan_memory(
     args: EngineArgs,
     make_config: Callable[[EngineArgs], VllmConfig],
     meshes: Sequence[jax.sharding.Mesh],
     stored_bytes: int | None,
     make_draft: Callable[[EngineArgs], PlannedDraft | None],
-    shared: MemoryBudget | None = None,
-    places: PlannedPlaces | None = None,
+    shared: MemoryBudget | None,
+    room: DeviceRoom,
 ) -> MemoryPlan | None:
     """Chooses the widest weights that fit beside a useful context, and then the longest context that fits.
 
@@ -175,13 +143,13 @@ def plan_memory(
         be quantized.
       make_draft: What drafts for the model with arguments; None without, and for a layer of the model's checkpoint.
       shared: The host's memory where other engines share it, on CPU; None is all that is free now.
-      places: What the engine makes room for beside the weights; None: nothing.
+      room: What the engine has beside the weights.
 
     Returns:
       The plan; None for devices that do not say how much memory they have.
 
     Raises:
-      EngineError: Weights that nobody asked for do not fit, not even in the lowest precision; or the places do not.
+      EngineError: Weights that nobody asked for do not fit, not even in the lowest precision; or the room does not.
     """
     config = make_config(args)
     mesh = meshes[0]
@@ -196,8 +164,8 @@ def plan_memory(
     own_budget = budget if shared is None else int(shared.share_bytes * _CPU_SHARE) - _STEP_BYTES - kept
     draft = make_draft(args)
     models = _stage_models(config, len(meshes))
-    place_bytes = 0 if places is None else places.bytes_on(meshes, models, budget)
-    kept, budget, own_budget = kept + place_bytes, budget - place_bytes, own_budget - place_bytes
+    room_bytes = room.bytes_on(meshes, models, config.model_config.dtype, budget)
+    kept, budget, own_budget = kept + room_bytes, budget - room_bytes, own_budget - room_bytes
     specs = [cache_specs(model, config) if len(models) == 1 else own_cache_specs(model) for model in models]
     if draft is not None:
         specs[-1] = [*specs[-1], *kv_cache_specs(draft.model, draft.config)]
@@ -219,8 +187,8 @@ def plan_memory(
         return _Width(quantization, (sum(sizes),) if on_cpu else tuple(sizes))
 
     def fits(width: _Width) -> bool:
-        room = budget // len(shares)
-        return all(size + share * needed <= room for size, share in zip(width.stage_bytes, shares, strict=True))
+        most = budget // len(shares)
+        return all(size + share * needed <= most for size, share in zip(width.stage_bytes, shares, strict=True))
 
     widths = [width(None, models, draft)]
     while not fits(widths[-1]) and not _is_chosen(args):

@@ -18,25 +18,25 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.connector_setup import make_connector
 from jaxis.engine.draft_setup import read_draft_config
 from jaxis.engine.engine import LLMEngine
+from jaxis.engine.execution.device_room import DeviceRoom
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.programs import Programs
+from jaxis.engine.execution.variants import Variants
 from jaxis.engine.fingerprint import engine_fingerprint
 from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, sampling_defaults
 from jaxis.engine.hosts.group import NO_OTHER_HOSTS, HostGroup
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.memory_budget import MemoryBudget
-from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, PlannedPlaces, plan_memory
+from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, plan_memory
 from jaxis.engine.opened_model import OpenedModel, facts_of_model, open_model
+from jaxis.engine.room_setup import cache_bytes_beside, device_room
 from jaxis.engine.settings import check_quant_method, make_vllm_config
 from jaxis.errors import ConfigError
-from jaxis.host.byte_size import human_bytes
 from jaxis.host.extras import check_extra
 from jaxis.host.progress import ProgressDisplay
 from jaxis.loading.gguf.container import headers_read_once
 from jaxis.loading.gguf.shards import gguf_file
 from jaxis.loading.open_checkpoint import ConfigValues, TensorListing, read_generation_defaults
-from jaxis.lora.adapted_model import place_bytes
-from jaxis.lora.store import AdapterStore
 from jaxis.models.draft_loader import construct_draft
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
@@ -62,7 +62,7 @@ class BuiltEngine:
     default_sampling_params: SamplingParams
     fingerprint: str
     hosts: HostGroup = NO_OTHER_HOSTS
-    variants: AdapterStore | None = None
+    variants: Variants | None = None
 
 
 @headers_read_once()
@@ -144,7 +144,8 @@ def _build_engine(
     if followers is not None:
         followers.build(args, facts_of_model(path, args))
     meshes = opened.make_meshes(args)
-    plan = _plan_memory(args, path, opened.config, meshes, shared) if args.fit_memory else None
+    room = device_room(args)
+    plan = _plan_memory(args, path, opened.config, meshes, shared, room) if args.fit_memory else None
     if admit is not None:
         admit(0 if plan is None else plan.nbytes)
     if plan is not None:
@@ -153,10 +154,10 @@ def _build_engine(
     loaded = opened.load(args, meshes, progress)
     _note_config(opened.config, hf_config, path, progress)
     if followers is None:
-        executor = loaded.executor(_cache_bytes_beside_places(args, loaded) if args.enable_lora else None)
+        executor = loaded.executor(cache_bytes_beside(room, args, loaded))
     else:
         executor = _leading_executor(args, loaded, followers)
-    variants = _open_adapters(args, executor, progress) if args.enable_lora else None
+    variants = room.fill(executor, progress.note)
     fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
     programs = Programs(executor, progress.compiling)
     engine = LLMEngine(
@@ -169,33 +170,6 @@ def _build_engine(
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
     engine.runner.precompile(1, greedy=default_sampling_params.greedy)
     return BuiltEngine(engine, default_sampling_params, fingerprint, followers or NO_OTHER_HOSTS, variants)
-
-
-def _planned_places(args: EngineArgs, config: VllmConfig) -> PlannedPlaces:
-    dtype = config.model_config.dtype
-    text = f"places for {args.max_loras} adapters of rank {args.max_lora_rank} (--max-loras, --max-lora-rank)"
-    return PlannedPlaces(lambda model: args.max_loras * place_bytes(model, dtype, args.max_lora_rank), text)
-
-
-def _cache_bytes_beside_places(args: EngineArgs, loaded: LoadedModel) -> int | None:
-    """Bytes of the caches where these would take all memory of a device; None: as without adapters."""
-    [mesh], [model] = loaded.meshes, loaded.models
-    if args.kv_cache_memory_bytes is not None or mesh.devices.flat[0].platform == "cpu":
-        return None
-    places = _planned_places(args, loaded.vllm_config)
-    return loaded.most_cache_bytes - places.bytes_on([mesh], [model], loaded.most_cache_bytes)
-
-
-def _open_adapters(args: EngineArgs, executor: Executor, progress: ProgressDisplay) -> AdapterStore:
-    [stage] = executor.stages  # `check_combinations` refuses others
-    with jax.set_mesh(stage.context.mesh):
-        root = None if args.lora_root is None else Path(args.lora_root)
-        store = AdapterStore(stage.context.model, args.max_loras, args.max_lora_rank, args.max_cpu_loras, root)
-        store.load_named(args.lora_modules or {})
-    stage.set_variants(store)
-    size = human_bytes(args.max_loras * store.bytes_per_place)
-    progress.note(f"adapters: {size} for {args.max_loras} of rank {args.max_lora_rank} or less in a step")
-    return store
 
 
 def _leading_executor(args: EngineArgs, loaded: LoadedModel, followers: Followers) -> Executor:
@@ -251,6 +225,7 @@ def _plan_memory(
     config: ConfigValues,
     meshes: Sequence[jax.sharding.Mesh],
     shared: MemoryBudget | None,
+    room: DeviceRoom,
 ) -> MemoryPlan | None:
     def make_config(args: EngineArgs) -> VllmConfig:
         # A config of its own each time: keys that are read here do not count as read by the model.
@@ -265,8 +240,7 @@ def _plan_memory(
         model = construct_draft(draft_config, speculative.method)
         return PlannedDraft(model, draft_config, _stored_bytes(draft_args, draft_config))
 
-    places = _planned_places(args, make_config(args)) if args.enable_lora else None
-    return plan_memory(args, make_config, meshes, _stored_bytes(args, make_config(args)), make_draft, shared, places)
+    return plan_memory(args, make_config, meshes, _stored_bytes(args, make_config(args)), make_draft, shared, room)
 
 
 def _stored_bytes(args: EngineArgs, config: VllmConfig) -> int | None:

@@ -15,7 +15,13 @@ from jaxis.engine.scheduling.places import Places, PlaceUse
 
 
 class Variants(Places, Protocol):
-    """The variants that an engine knows."""
+    """The variants that an engine knows.
+
+    Attributes:
+      named: Name, source and digest of each one that was loaded at the start.
+    """
+
+    named: list[tuple[str, str, bytes]]
 
     @property
     def arrays(self) -> list[jax.Array]:

@@ -83,7 +83,7 @@ class EngineInfo:
             num_parameters=num_parameters + built.hosts.num_parameters,
             weight_type=weight_type,
             fingerprint=built.fingerprint,
-            variants=built.variants and tuple(ModelVariant(*each) for each in built.variants.named),
+            variants=None if built.variants is None else tuple(ModelVariant(*each) for each in built.variants.named),
         )
 
 
