@@ -113,12 +113,18 @@ def _add_moments(
 
 def _observe(layer: JaxModule, arguments: LayerArguments) -> _Calls:
     """The arguments of the layer's linear modules (one) and experts (three) in a run; of the last call of each."""
-    names = {id(m): name for name, m in named_modules(layer) if isinstance(m, JaxLinear | JaxExperts)}
+    # Experts are also told which rows are padding: none is here.
+    observed = {
+        id(module): (name, 3 if isinstance(module, JaxExperts) else 1)
+        for name, module in named_modules(layer)
+        if isinstance(module, JaxLinear | JaxExperts)
+    }
     calls: _Calls = {}
 
     def observe(module: JaxModule, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if id(module) in names:
-            calls[names[id(module)]] = args
+        if id(module) in observed:
+            name, num_arguments = observed[id(module)]
+            calls[name] = args[:num_arguments]
         return call(module, *args, **kwargs)
 
     with calls_observed(observe):

@@ -56,6 +56,10 @@ class Reference:
     def __init__(self, model: Any, how: str) -> None:
         torch, transformers = _libraries()
         self._model, self._torch = model, torch
+        # Of a model that holds a causal language model beside its tower for images, the language model is run: the
+        # outer class of Llama 4 needs an image in transformers 5.24.
+        inner = getattr(model, "language_model", None)
+        self._language_model = inner if hasattr(inner, "lm_head") else model
         self._generation_config = transformers.GenerationConfig
         is_small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_PARAMETERS
         # With threads, synchronizing on the products of a model this small takes many times longer than computing them.
@@ -137,16 +141,16 @@ class Reference:
         """Logits float32 [T, V] of one sequence; of these rows only, where given."""
         kept = {} if rows is None else {"logits_to_keep": self._torch.from_numpy(rows).long()}
         with self._computing():
-            result = self._model(self._torch.tensor([list(token_ids)]), use_cache=False, **kept)
+            result = self._language_model(self._torch.tensor([list(token_ids)]), use_cache=False, **kept)
         return result.logits[0].float().numpy()
 
     def generate(self, token_ids: Sequence[int], num_tokens: int) -> Continuation:
         """The greedy continuation of `num_tokens` tokens, ignoring end-of-sequence tokens."""
         prompt = self._torch.tensor([list(token_ids)])
         # A fresh one: the checkpoint's own may ask for sampling and penalties.
-        self._model.generation_config = self._generation_config()
+        self._language_model.generation_config = self._generation_config()
         with self._computing():
-            result = self._model.generate(
+            result = self._language_model.generate(
                 prompt,
                 attention_mask=self._torch.ones_like(prompt),
                 max_new_tokens=num_tokens,
