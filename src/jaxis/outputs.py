@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Logprob:
@@ -130,6 +132,8 @@ class CompletionOutput:
         from; only with logprobs in a processed mode.
       num_drafts: Tokens that were guessed ahead, by whatever drafts.
       num_accepted_drafts: Of them, those that were right.
+      routed_experts: Once finished, if asked for: the experts of each token of prompt and output but the last, which
+        the model has not read; uint8 or uint16 [T, layers with experts, k], the best of each layer first.
     """
 
     index: int
@@ -144,6 +148,7 @@ class CompletionOutput:
     kept_mass: list[float] | None = None
     num_drafts: int = 0
     num_accepted_drafts: int = 0
+    routed_experts: np.ndarray | None = None
 
     @property
     def finished(self) -> bool:

@@ -55,6 +55,7 @@ INTEGER_BOUNDS = {
     "num_speculative_tokens": Bounds(0),
     "thinking_token_budget": Bounds(-1),
     "thinking_budget_grace_period": Bounds(0),
+    "routed_experts_prompt_start": Bounds(0),
 }
 _OPTIONAL_INTEGERS = {
     "max_tokens",
@@ -107,6 +108,9 @@ class SamplingParams:
       logprobs_mode: What is returned as a log-probability: "raw_logprobs", of the distribution before any parameter
         here changed it; "processed_logprobs", of the one that is sampled from, after all of them; or the logits of
         either, "raw_logits" and "processed_logits". None is the engine's.
+      return_routed_experts: Of a mixture of experts, also return which experts each token went to, of the prompt and of
+        the output, as `CompletionOutput.routed_experts`; None is the engine's.
+      routed_experts_prompt_start: So many of the prompt's first tokens are left out of those.
       detokenize: Turn the tokens into text.
       skip_special_tokens: Leave special tokens out of the text.
       structured_outputs: What the completion must match; None allows any text.
@@ -143,6 +147,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode | None = None
+    return_routed_experts: bool | None = None
+    routed_experts_prompt_start: int = 0
     detokenize: bool = True
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
@@ -185,6 +191,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature < MIN_TEMPERATURE
+
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Whether each token of the prompt has to be computed, whatever is cached."""
+        return self.prompt_logprobs is not None or bool(self.return_routed_experts)
 
     @property
     def kv_transfer(self) -> KVTransferParams | None:

@@ -46,6 +46,20 @@ def test_logprobs_mode(llm):
         SamplingParams(logprobs_mode="raw")
 
 
+def test_return_routed_experts(llm):
+    """More of it: tests/engine/test_routed_experts.py."""
+    with pytest.raises(RequestError, match="return_routed_experts cannot be given"):
+        complete(llm, **GREEDY, return_routed_experts=True)
+    assert complete(llm, **GREEDY, return_routed_experts=False).routed_experts is None
+
+
+def test_routed_experts_prompt_start(llm):
+    """More of it: tests/engine/test_routed_experts.py."""
+    assert complete(llm, **GREEDY, routed_experts_prompt_start=3).routed_experts is None
+    with pytest.raises(RequestError, match="routed_experts_prompt_start"):
+        SamplingParams(routed_experts_prompt_start=-1)
+
+
 def test_thinking_token_budget(llm):
     """More of it: tests/engine/grammar/test_thinking_budget.py."""
     with pytest.raises(RequestError, match="thinking_token_budget=5 cannot be honoured"):

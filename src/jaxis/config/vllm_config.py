@@ -28,6 +28,7 @@ class ModelConfig:
       max_model_len: Most tokens of a request, prompt and output together.
       seed: Seed of random weights (`load_format="dummy"`) and of requests that bring none.
       logprobs_mode: What a log-probability is, to requests that do not say: one of `sampling_params.LOGPROBS_MODES`.
+      enable_return_routed_experts: Whether requests that do not say return the experts of their tokens.
     """
 
     model: str
@@ -36,6 +37,7 @@ class ModelConfig:
     max_model_len: int = 2048
     seed: int = 0
     logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"
+    enable_return_routed_experts: bool = False
 
 
 @dataclass(frozen=True)

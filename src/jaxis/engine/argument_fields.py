@@ -180,7 +180,12 @@ class EngineArgFields:
             metavar="MODE",
             help="What a log-probability is, unless a request says: raw_logprobs, processed_logprobs (after "
             "temperature and filters), raw_logits or processed_logits.",
+            panel="Scores",
         ),
+    )
+    enable_return_routed_experts: bool = field(
+        default=False,
+        metadata=_info(help="Return which experts each token went to, unless a request says.", panel="Scores"),
     )
     revision: str | None = field(
         default=None, metadata=_info(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")

@@ -74,6 +74,7 @@ class EngineArgs(EngineArgFields):
       load_format: "auto" reads the checkpoint's weights; "dummy" makes random ones.
       seed: Seed for requests without one, and for random weights.
       logprobs_mode: What a log-probability is, unless a request says: see `SamplingParams`.
+      enable_return_routed_experts: Return the experts of each token, unless a request says: see `SamplingParams`.
       revision: Branch, tag or commit of a Hub id; None is the main branch.
       token: Access token of the hub.
       cache_dir: Where downloads from the hub are kept.

@@ -23,6 +23,7 @@ from jaxis.engine.grammar.request_grammars import RequestGrammars
 from jaxis.engine.kv_connector import KVConnector
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.request_factory import RequestFactory, UnfinishedRequests
+from jaxis.engine.routed_experts import RoutedLayers
 from jaxis.engine.scheduling.data_ranks import add_all
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceStatus
@@ -94,6 +95,8 @@ class LLMEngine:
             max_model_len=self.max_model_len,
             seed=vllm_config.model_config.seed,
             logprobs_mode=vllm_config.model_config.logprobs_mode,
+            returns_experts=vllm_config.model_config.enable_return_routed_experts,
+            routed_layers=RoutedLayers(self.runner.models, self.runner.num_stages),
         )
         self._reset_state()
 
@@ -309,10 +312,7 @@ class LLMEngine:
     def _process(self, step: DispatchedStep) -> list[Request]:
         """Applies the tokens that a step sampled; returns the affected requests."""
         logprobs = step.logprobs()
-        for index, prompt_logprobs in step.prompt_logprobs:
-            entry = step.output.scheduled[index]
-            if self._requests.has(entry.sequence):
-                self._requests.completion(entry.sequence).add_prompt_logprobs(entry.start, prompt_logprobs)
+        self._note_read_tokens(step)
         new_token_ids, failed = step.new_token_ids()
         first_rows = step.first_rows()
         touched: dict[str, Request] = {}
@@ -331,6 +331,16 @@ class LLMEngine:
                 first, answered = request.completions[0].sequence, request.error is None
                 request.kv_transfer_params = self.connector.request_done(first, answered=answered)
         return list(touched.values())
+
+    def _note_read_tokens(self, step: DispatchedStep) -> None:
+        """Applies what a step has found out about the tokens that it read."""
+        for index, prompt_logprobs in step.prompt_logprobs:
+            entry = step.output.scheduled[index]
+            if self._requests.has(entry.sequence):
+                self._requests.completion(entry.sequence).add_prompt_logprobs(entry.start, prompt_logprobs)
+        for entry, expert_ids in step.experts.of_entries() if step.experts is not None else ():
+            if self._requests.has(entry.sequence):
+                self._requests.completion(entry.sequence).add_routed_experts(entry.start, expert_ids)
 
     def _add_token(
         self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs[np.ndarray] | None, row: int

@@ -49,6 +49,7 @@ class EngineKwargs(TypedDict, total=False):
     load_format: LoadFormat
     seed: int
     logprobs_mode: LogprobsMode
+    enable_return_routed_experts: bool
     revision: str | None
     token: str | None
     cache_dir: str | os.PathLike[str] | None

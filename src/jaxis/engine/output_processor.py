@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
+from jaxis.engine.routed_experts import RoutedExperts
 from jaxis.engine.scheduling.sequence import Sequence
 from jaxis.errors import JaxisError
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
@@ -95,6 +96,11 @@ class CompletionState:
       request: The request that it belongs to.
       sequence: Its tokens, as the scheduler sees them.
       sampling: Its parameters, as the sampler sees them.
+
+    Args:
+      request, sequence, sampling: See above.
+      tokenizer: The checkpoint's, if it has one.
+      expert_id_type: Of the ids of experts that are returned; None if there are no experts.
     """
 
     def __init__(
@@ -103,6 +109,7 @@ class CompletionState:
         sequence: Sequence,
         sampling: SequenceSampling,
         tokenizer: Tokenizer | None,
+        expert_id_type: type[np.uint8 | np.uint16] | None = None,
     ) -> None:
         self.request = request
         self.sequence = sequence
@@ -114,6 +121,8 @@ class CompletionState:
         mode = request.params.logprobs_mode or RAW_LOGPROBS
         has_mass = request.params.logprobs is not None and mode.startswith("processed")
         self._kept_mass: list[float] | None = [] if has_mass else None
+        self._experts = RoutedExperts() if request.params.return_routed_experts else None
+        self._expert_id_type = expert_id_type
         self._stop: str | None = None
         self._detokenizer: IncrementalDetokenizer | None = None
         params = request.params
@@ -162,6 +171,11 @@ class CompletionState:
             token_id = self.request.prompt_token_ids[position]
             self.request.prompt_logprobs[position] = self._entry(token_id, logprobs, row, num_wanted)
 
+    def add_routed_experts(self, start: int, expert_ids: np.ndarray) -> None:
+        """Records the experts, [T, layers with experts, k], of the tokens at positions `start`, `start + 1`, ..."""
+        if self._experts is not None and self._expert_id_type is not None:
+            self._experts.put(start, expert_ids.astype(self._expert_id_type))
+
     def finish(self, stop: str | None = None) -> None:
         """Ends the completion: releases text that was held back in case a stop string followed."""
         self._stop = stop
@@ -190,7 +204,15 @@ class CompletionState:
             num_rejected_predictions=self.sequence.num_rejected_predictions,
             num_drafts=self.sequence.num_drafts,
             num_accepted_drafts=self.sequence.num_accepted_drafts,
+            routed_experts=self._routed_experts(),
         )
+
+    def _routed_experts(self) -> np.ndarray | None:
+        """See `CompletionOutput`."""
+        if self._experts is None or not self.sequence.status.finished or not self.sequence.output_token_ids:
+            return None
+        num_tokens = self.sequence.num_prompt_tokens + len(self.sequence.output_token_ids)
+        return self._experts.between(self.request.params.routed_experts_prompt_start, num_tokens - 1)
 
     def new_text(self) -> str:
         """Text that became final since the last call."""

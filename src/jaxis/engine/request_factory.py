@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from jaxis.engine.execution.sampling_batch import check_scores
 from jaxis.engine.execution.sequence_sampling import SequenceSampling, draw_seed, sequence_seed, tokenize_bad_words
 from jaxis.engine.output_processor import CompletionState, Request
+from jaxis.engine.routed_experts import RoutedLayers
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
-from jaxis.errors import RequestError
+from jaxis.errors import ConfigError, RequestError
 from jaxis.prompts import checked_token_ids
 from jaxis.sampling_params import RAW_LOGPROBS, LogprobsMode, SamplingParams
 
@@ -35,6 +36,11 @@ class RequestFactory:
       max_model_len: Most tokens of a sequence, prompt and output together.
       seed: Of requests that bring none.
       logprobs_mode: Of requests that bring none.
+      returns_experts: Whether requests that do not say return the experts of their tokens.
+      routed_layers: Of the model.
+
+    Raises:
+      ConfigError: They do, and there are none to return.
     """
 
     def __init__(
@@ -46,10 +52,15 @@ class RequestFactory:
         max_model_len: int,
         seed: int,
         logprobs_mode: LogprobsMode,
+        returns_experts: bool,
+        routed_layers: RoutedLayers,
     ) -> None:
+        if returns_experts and routed_layers.dtype is None:
+            raise ConfigError(f"enable_return_routed_experts has no use, because {routed_layers.why_not}: leave it out")
         self._tokenizer, self._eos_token_ids = tokenizer, eos_token_ids
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
         self._seed, self._logprobs_mode = seed, logprobs_mode
+        self._returns_experts, self._routed_layers = returns_experts, routed_layers
         self._num_requests = 0
 
     def make(
@@ -72,6 +83,9 @@ class RequestFactory:
         """
         if params.logprobs_mode is None and self._logprobs_mode != RAW_LOGPROBS:
             params = dataclasses.replace(params, logprobs_mode=self._logprobs_mode)
+        if params.return_routed_experts is None and self._returns_experts:
+            params = dataclasses.replace(params, return_routed_experts=True)
+        self._routed_layers.check(params, len(prompt_token_ids))
         check_scores(params)
         self._num_requests += 1
         seed = draw_seed(self._seed, self._num_requests) if params.seed is None else params.seed
@@ -141,7 +155,7 @@ class RequestFactory:
             bad_words_token_ids=self._bad_words(params),
             grammar=None if grammar is None else grammar.new_matcher(params.stop_token_ids),
         )
-        return CompletionState(request, sequence, sampling, self._tokenizer)
+        return CompletionState(request, sequence, sampling, self._tokenizer, self._routed_layers.dtype)
 
     def _bad_words(self, params: SamplingParams) -> AbstractSequence[AbstractSequence[int]]:
         if not params.bad_words or self._tokenizer is None:

@@ -54,6 +54,7 @@ def make_vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform
             max_model_len=_max_model_len(args.max_model_len, hf_config),
             seed=args.seed,
             logprobs_mode=args.logprobs_mode,
+            enable_return_routed_experts=args.enable_return_routed_experts,
         ),
         cache_config=CacheConfig(
             block_size=args.block_size,

@@ -13,9 +13,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
+import numpy as np
 
 Message = TypeVar("Message")
 
@@ -23,7 +24,6 @@ RECEIVE_BYTES = 1 << 18
 _LENGTH = struct.Struct("<Q")
 # A machine that has gone without a word (no power, no network) is noticed by the system after about 15 seconds.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5, "TCP_USER_TIMEOUT": 15_000}
-_encoder = msgspec.msgpack.Encoder()
 
 
 class FrameTooLargeError(ValueError):
@@ -32,6 +32,24 @@ class FrameTooLargeError(ValueError):
 
 class ChannelClosedError(ConnectionError):
     """The other side has ended, cannot be reached, or does not speak this protocol."""
+
+
+def _encode_array(value: Any) -> tuple[str, tuple[int, ...], bytes]:
+    """What arrays are as MessagePack: their type, shape and bytes."""
+    if not isinstance(value, np.ndarray):
+        raise NotImplementedError(f"{type(value).__name__} in a message")
+    return value.dtype.str, value.shape, value.tobytes()
+
+
+def decode_array(kind: type, value: Any) -> np.ndarray:
+    """The `dec_hook` of decoders for messages with arrays."""
+    if kind is not np.ndarray:
+        raise NotImplementedError(f"{kind.__name__} in a message")
+    dtype, shape, data = value
+    return np.frombuffer(data, np.dtype(dtype)).reshape(shape)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
 
 
 def encode(message: msgspec.Struct) -> bytes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import jax
@@ -20,6 +23,35 @@ from jaxis.layers.weight_loader import default_weight_loader
 
 SCORE_FUNCTIONS = ("softmax", "sigmoid", "sparsemixer")
 GROUP_SCORES = ("max", "top2_sum")
+
+_record: ContextVar[list[jax.Array] | None] = ContextVar("record_of_choices", default=None)
+
+
+@contextmanager
+def choices_recorded() -> Iterator[list[jax.Array]]:
+    """Collects the expert_ids [T, k] of each router that is called in the block, in the order of the calls.
+
+    Inside a function that is traced by itself, they are values of that trace, which has to return them: see
+    `record_choices`.
+    """
+    record: list[jax.Array] = []
+    token = _record.set(record)
+    try:
+        yield record
+    finally:
+        _record.reset(token)
+
+
+def choices_are_recorded() -> bool:
+    """Whether `choices_recorded` is active."""
+    return _record.get() is not None
+
+
+def record_choices(expert_ids: Iterable[jax.Array]) -> None:
+    """Adds routers' choices, [T, k] each, to those that are collected, if they are."""
+    record = _record.get()
+    if record is not None:
+        record.extend(expert_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,4 +247,6 @@ class JaxRouter(JaxLinear):
         if self.bias is not None:
             logits = logits + self.bias[...]
         bias = self.e_score_correction_bias
-        return choose_experts(self.routing, logits, None if bias is None else bias[...])
+        expert_ids, expert_weights = choose_experts(self.routing, logits, None if bias is None else bias[...])
+        record_choices([expert_ids])
+        return expert_ids, expert_weights

@@ -318,6 +318,7 @@ def test_every_parameter_is_carried():
         },
         **{"skip_special_tokens": False, "num_speculative_tokens": 2, "prediction": "def f():\n"},
         **{"thinking_token_budget": 30, "thinking_budget_grace_period": 5},
+        **{"return_routed_experts": True, "routed_experts_prompt_start": 2},
         **{"extra_args": {"kv_transfer_params": {"do_remote_prefill": True, "remote_host": "a", "remote_port": 1}}},
     }
     grammars = [

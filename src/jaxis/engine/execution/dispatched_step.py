@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,13 +13,32 @@ import numpy as np
 from jaxis.engine.execution.sampler import INVALID_TOKEN_ID, SamplerOutput
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
-from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
+from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 
 if TYPE_CHECKING:
     import jax
 
 SamplingStates = Mapping[SequenceId, SequenceSampling]
+
+
+@dataclass(frozen=True)
+class StepExperts:
+    """The experts that the routers of a step chose.
+
+    Attributes:
+      expert_ids: uint16 [T, layers with experts, k], T padded, of all data ranks.
+      first_rows: For entries that want them: (entry, its first row).
+    """
+
+    expert_ids: jax.Array
+    first_rows: AbstractSequence[tuple[ScheduledSequence, int]]
+
+    def of_entries(self) -> Iterator[tuple[ScheduledSequence, np.ndarray]]:
+        """Each entry with the experts of its tokens, [T, layers with experts, k]; waits for the device."""
+        expert_ids = np.asarray(self.expert_ids)
+        for entry, first in self.first_rows:
+            yield entry, expert_ids[first : first + entry.num_tokens]
 
 
 @dataclass(frozen=True)
@@ -31,11 +50,13 @@ class DispatchedStep:
       sampled: Device arrays with `num_rows` rows for each entry, in order, each data rank's padded to as many; None if
         no sequence samples in the step.
       prompt_logprobs: For entries that want them: (entry's index, log-probabilities of its chunk's next tokens).
+      experts: Of the step's tokens, if an entry wants them.
     """
 
     output: SchedulerOutput
     sampled: SamplerOutput | None
     prompt_logprobs: AbstractSequence[tuple[int, TokenLogprobs[np.ndarray]]]
+    experts: StepExperts | None = None
 
     def token_ids(self) -> list[list[int]]:
         """Each entry's sampled tokens, [num_rows] (meaningless where it does not sample); waits for the device."""
@@ -87,13 +108,14 @@ class ForwardedStep:
 
     Attributes:
       output: What was scheduled.
-      prompt_logprobs: As in DispatchedStep.
+      prompt_logprobs, experts: As in DispatchedStep.
       run_sampler: Dispatches the sampler.
     """
 
     output: SchedulerOutput
     prompt_logprobs: AbstractSequence[tuple[int, TokenLogprobs[np.ndarray]]]
     run_sampler: Callable[[SamplingStates], SamplerOutput]
+    experts: StepExperts | None = None
 
     def sample(self, sampling: SamplingStates) -> DispatchedStep:
         """Sends the step's sampler to the devices; the next step can be forwarded after that.
@@ -104,4 +126,4 @@ class ForwardedStep:
         sampled = None
         if any(entry.samples for entry in self.output.scheduled):
             sampled = self.run_sampler(sampling)
-        return DispatchedStep(self.output, sampled, self.prompt_logprobs)
+        return DispatchedStep(self.output, sampled, self.prompt_logprobs, self.experts)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep, SamplingStates
+from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep, SamplingStates, StepExperts
 from jaxis.engine.execution.program_key import ProgramKey
 from jaxis.engine.execution.programs import CompileWait, Programs
 from jaxis.engine.execution.sampler import SamplerOutput
@@ -234,7 +234,8 @@ class Runner:
         if is_plain and self._can_be_one_program(output.num_tokens):
             [entry] = output.scheduled
             state = sampling.get(entry.sequence.seq_id)
-            if state is not None and state.takes_argmax and entry.samples and not _has_prompt_logprobs(entry):
+            wants_more = _has_prompt_logprobs(entry) or _wants_experts(entry)
+            if state is not None and state.takes_argmax and entry.samples and not wants_more:
                 return self._greedy_step(output)
         return self.forward(output).sample(sampling)
 
@@ -267,7 +268,8 @@ class Runner:
             is_greedy = all(entry.sequence.sampling_params.greedy for entry in output.scheduled)
             num_sequences = max(len(rank.scheduled) for rank in output.ranks)
             self.precompile(-(-num_sequences // self.num_stages), greedy=is_greedy, has_variants=has_variants)
-        packed = self._forward(output, shape)
+        wants_experts = any(map(_wants_experts, output.scheduled))
+        packed, expert_ids = self._forward(output, shape, returns_experts=wants_experts)
         self.newest = NewestStep(output, shape, packed)
         if any(entry.samples for entry in output.scheduled):
             self._unsampled = output
@@ -280,7 +282,12 @@ class Runner:
                 for i, (entry, first_row) in enumerate(_first_rows(output, shape.num_tokens))
                 if _has_prompt_logprobs(entry)
             ]
-        return ForwardedStep(output, prompt_logprobs, functools.partial(self._sample, output, shape.num_rows))
+        experts = None
+        if wants_experts:
+            rows = [each for each in _first_rows(output, shape.num_tokens) if _wants_experts(each[0])]
+            experts = StepExperts(expert_ids, rows)
+        sampler = functools.partial(self._sample, output, shape.num_rows)
+        return ForwardedStep(output, prompt_logprobs, sampler, experts)
 
     def paged_logits(self, output: SchedulerOutput) -> np.ndarray:
         """Runs a step without sampling; returns its tokens' logits, float32 [T, V]."""
@@ -357,15 +364,17 @@ class Runner:
         self._sampling_packer = SamplingPacker(self.vocab_size)
         self._num_hidden = 0  # how often the executor's hidden states were replaced
 
-    def _forward(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
-        """Dispatches the model; returns what it was called with."""
+    def _forward(
+        self, output: SchedulerOutput, shape: StepShape, *, returns_experts: bool = False
+    ) -> tuple[np.ndarray, Any]:
+        """Dispatches the model; returns what it was called with, and what it returns."""
         self.connector.step_dispatching(output)
         packed = self._pack(output, shape)
         self._num_hidden += 1
         self.newest = None
-        self.programs.run(ForwardKey(shape), packed)
+        returned = self.programs.run(ForwardKey(shape, returns_experts), packed)
         self.connector.step_dispatched(output)
-        return packed
+        return packed, returned
 
     def _pack(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
         """The step of all data ranks, one after the other."""
@@ -440,6 +449,11 @@ def _has_prompt_logprobs(entry: ScheduledSequence) -> bool:
     """Whether a step's logits are also wanted for the log-probabilities of the prompt."""
     sequence = entry.sequence
     return sequence.sampling_params.prompt_logprobs is not None and entry.start + 1 < sequence.num_prompt_tokens
+
+
+def _wants_experts(entry: ScheduledSequence) -> bool:
+    """Whether the experts of the entry's tokens are wanted."""
+    return bool(entry.sequence.sampling_params.return_routed_experts)
 
 
 def _first_rows(output: SchedulerOutput, num_padded: int) -> Iterator[tuple[ScheduledSequence, int]]:

@@ -22,6 +22,7 @@ from jaxis.engine.execution.step_inputs import StepShape, unpack_step
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.routing import choices_recorded
 from jaxis.models.common.interfaces import JaxIntermediateTensors
 from jaxis.sampling_params import MAX_LOGPROBS
 
@@ -34,17 +35,26 @@ class ForwardKey:
     """The model over a step; keeps its hidden states.
 
     (arrays, KV caches, last tokens i32 [max R], packed step) -> (KV caches, hidden states [T, E], those to sample from
-    [S, E], auxiliary hidden states). The caches are donated; those of layers that draft are not among
+    [S, E], auxiliary hidden states, experts or None). The caches are donated; those of layers that draft are not among
     them. Of several data ranks, all but the arrays lie one after the other.
 
     Of pipeline stages, those after the first take hidden states in the place of the last tokens, and those before the
     last return the hidden states that they hand on, without rows to sample from.
+
+    Attributes:
+      shape: What the step is padded to.
+      returns_experts: Whether `run` returns the experts that routers choose; there is one stage then.
     """
 
     shape: StepShape
+    returns_experts: bool = False
 
     runs_on = RunsOn.EVERY_STAGE
-    result_tree = None
+
+    @property
+    def result_tree(self) -> Any:
+        """See `ProgramKey`."""
+        return 0 if self.returns_experts else None
 
     @property
     def num_tokens(self) -> int:
@@ -62,14 +72,21 @@ class ForwardKey:
 
         def forward(
             arrays: list[jax.Array], caches: list[Any], given: jax.Array, packed: jax.Array
-        ) -> tuple[list[Any], jax.Array, jax.Array | None, list[jax.Array]]:
+        ) -> tuple[list[Any], jax.Array, jax.Array | None, list[jax.Array], jax.Array | None]:
             # All but the first stage take no tokens, in flight or not.
             last_tokens = given if stage.is_first else jnp.zeros(context.max_num_seqs, jnp.int32)
             step = unpack_step(packed, self.shape, last_tokens)
             model = context.merge(arrays, step)
-            caches, hidden, aux = model(caches, step.input_ids, step.attention_metadata, **_handed_on(context, given))
+            handed_on = _handed_on(context, given)
+            experts = None
+            if self.returns_experts:
+                with choices_recorded() as choices:
+                    caches, hidden, aux = model(caches, step.input_ids, step.attention_metadata, **handed_on)
+                experts = jnp.stack(choices, axis=1).astype(jnp.uint16)
+            else:
+                caches, hidden, aux = model(caches, step.input_ids, step.attention_metadata, **handed_on)
             rows = hidden[step.logits_rows] if stage.is_last else None
-            return caches, hidden, rows, aux if context.num_draft_caches else []
+            return caches, hidden, rows, aux if context.num_draft_caches else [], experts
 
         operands = (
             context.arrays_of(self.shape),
@@ -79,25 +96,30 @@ class ForwardKey:
             else context.hidden_struct(self.num_tokens),
             ranks.struct((self.shape.packed_size,), jnp.int32),
         )
-        results = (shardings_of(context.model_caches), ranks.sharding, ranks.sharding, ranks.sharding)
-        return jit(ranks.over_ranks(forward, operands, results), donate_argnums=1, out_shardings=results).lower(
-            *operands
-        )
+        results = (shardings_of(context.model_caches), *[ranks.sharding] * 4)
+        # The host reads the experts of all ranks.
+        shardings = (*results[:-1], context.replicated)
+        run = ranks.over_ranks(forward, operands, results)
+        return jit(run, donate_argnums=1, out_shardings=shardings).lower(*operands)
 
-    def run(self, program: Compiled, state: DeviceState, packed: np.ndarray) -> None:
+    def run(self, program: Compiled, state: DeviceState, packed: np.ndarray) -> jax.Array | None:
         """See `ProgramKey`.
 
         Args:
           program: The compiled program.
           state: Where the hidden states are kept.
           packed: By `pack_step`, of each data rank, one after the other.
+
+        Returns:
+          With `returns_experts`, uint16 [T of all ranks, layers with experts, k]; otherwise None.
         """
         state.forget_hidden()
         ranks = state.context.ranks
-        caches, state.hidden, state.rows, state.aux = program(
+        caches, state.hidden, state.rows, state.aux, experts = program(
             state.context.arrays_of(self.shape), state.model_caches, state.given, ranks.place(packed)
         )
         state.caches = [*caches, *state.draft_caches]
+        return experts
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ def _extend(completion: CompletionOutput, new: CompletionOutput) -> None:
     completion.stop_reason = new.stop_reason
     completion.num_accepted_predictions = new.num_accepted_predictions
     completion.num_rejected_predictions = new.num_rejected_predictions
+    completion.routed_experts = new.routed_experts
     completion.num_drafts, completion.num_accepted_drafts = new.num_drafts, new.num_accepted_drafts
 
 

@@ -27,6 +27,7 @@ from jaxis.errors import (
     RequestError,
     UnavailableError,
 )
+from jaxis.host.channel import decode_array
 from jaxis.outputs import RequestOutput
 from jaxis.parsing.reasoning_parsers.base import ReasoningMarks
 from jaxis.prompts import TokenizedPrompt
@@ -240,7 +241,7 @@ Report = LoadPlanned | EngineReady | EngineFailed | StepOutputs | Heartbeat
 
 COMMANDS = msgspec.msgpack.Decoder(Command)
 """Decodes what the server's process sends."""
-REPORTS = msgspec.msgpack.Decoder(Report)
+REPORTS = msgspec.msgpack.Decoder(Report, dec_hook=decode_array)
 """Decodes what the engine's process sends."""
 
 

@@ -211,7 +211,7 @@ class StoreConnector(KVConnector):
 
     def fetches(self, params: SamplingParams) -> bool:
         """See `KVConnector`."""
-        if self._fetcher is None or params.prompt_logprobs is not None:
+        if self._fetcher is None or params.computes_whole_prompt:
             return False
         return self.store.has_disk or (params.kv_transfer is not None and params.kv_transfer.peer is not None)
 

@@ -358,7 +358,7 @@ class BlockManager:
         return self._digests(sequence, (sequence.num_prompt_tokens - 1) // self.block_size)
 
     def _uses_prefix_cache(self, sequence: Sequence) -> bool:
-        return self.enable_prefix_caching and sequence.sampling_params.prompt_logprobs is None
+        return self.enable_prefix_caching and not sequence.sampling_params.computes_whole_prompt
 
     def _known_prefix(self, digests: AbstractSequence[bytes]) -> CachedPrefix | None:
         """See `get_cached_prefix`; None if a block that the connector had is gone meanwhile."""

@@ -28,6 +28,7 @@ from jaxis.layers.kv_cache_spec import HandsOnSelection, HasCache, HasState, Sha
 from jaxis.layers.leaves import embedding, lm_head, rms_norm
 from jaxis.layers.module import JaxModule, calls_are_observed, named_modules
 from jaxis.layers.norm import Norm
+from jaxis.layers.routing import choices_are_recorded, choices_recorded, record_choices
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.uncached import UncachedKeysAndValues
@@ -251,6 +252,24 @@ _run_layer_as_call = jax.jit(_run_layer, static_argnums=0)
 _run_layer_inline = jax.jit(_run_layer, static_argnums=0, inline=True)
 
 
+def _run_layer_with_choices(*operands: Any) -> tuple[LayerOutput, list[jax.Array]]:
+    """As `_run_layer`, with the experts that the layer's routers choose."""
+    with choices_recorded() as expert_ids:
+        output = _run_layer(*operands)
+    return output, expert_ids
+
+
+_run_layer_with_choices_as_call = jax.jit(_run_layer_with_choices, static_argnums=0)
+_run_layer_with_choices_inline = jax.jit(_run_layer_with_choices, static_argnums=0, inline=True)
+
+
+def _run_layer_recording(run: Callable[..., tuple[LayerOutput, list[jax.Array]]], *operands: Any) -> LayerOutput:
+    """Runs a layer, and records the experts that its routers choose."""
+    output, expert_ids = run(*operands)
+    record_choices(expert_ids)
+    return output
+
+
 _run_layer_recomputed = jax.jit(jax.checkpoint(_run_layer, static_argnums=0), static_argnums=0)
 
 _recompute: ContextVar[bool] = ContextVar("recompute", default=False)
@@ -274,6 +293,9 @@ def _layer_runner() -> Callable[..., LayerOutput]:
     if _recompute.get():
         return _run_layer_recomputed
     is_partly_manual = 0 < len(automatic_axes()) < len(MESH_AXES)
+    if choices_are_recorded():
+        run = _run_layer_with_choices_inline if is_partly_manual else _run_layer_with_choices_as_call
+        return functools.partial(_run_layer_recording, run)
     return _run_layer_inline if is_partly_manual else _run_layer_as_call
 
 

@@ -144,7 +144,7 @@ async def _generate_one(
             final_only=not job.stream,
             grammar=grammar,
         )
-        is_first = job.params.prompt_logprobs is None  # such a prompt is always computed
+        is_first = not job.params.computes_whole_prompt
         async with aclosing(outputs):
             async for output in outputs:
                 if is_first:

@@ -17,6 +17,7 @@ from jaxis.parsing.parser_events import (
 )
 from jaxis.server.generation.answer_reader import AnswerReader
 from jaxis.server.generation.job import GenerationJob
+from jaxis.server.generation.routed_experts import routed_experts_npy
 from jaxis.server.generation.timings import Timings
 from jaxis.server.http.sse import DONE, DataEvents, TextEvents, sse_event
 from jaxis.server.openai.chat_schema import (
@@ -129,6 +130,7 @@ class ChatAnswer(DataEvents):
             finish_reason=self._reader.finish_reason(completion),
             stop_reason=completion.stop_reason,
             token_ids=completion.token_ids if self._returns_ids else None,
+            routed_experts=routed_experts_npy(completion),
         )
 
     def _chunk_choice(self, completion: CompletionOutput, events: Iterable[Event]) -> ChatChunkChoice:
@@ -139,6 +141,7 @@ class ChatAnswer(DataEvents):
             finish_reason=self._reader.finish_reason(completion),
             stop_reason=completion.stop_reason,
             token_ids=completion.token_ids if self._returns_ids else None,
+            routed_experts=routed_experts_npy(completion),
         )
 
     def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:

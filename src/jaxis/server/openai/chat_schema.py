@@ -140,7 +140,11 @@ class AssistantMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One of `n` answers."""
+    """One of `n` answers.
+
+    Attributes:
+      routed_experts: See `routed_experts_npy`.
+    """
 
     index: int
     message: AssistantMessage
@@ -148,6 +152,7 @@ class ChatChoice(BaseModel):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = Field(default=None, exclude_if=is_none)
+    routed_experts: str | None = Field(default=None, exclude_if=is_none)
 
 
 class ChatCompletionResponse(Answer):
@@ -176,7 +181,11 @@ class ChatDelta(BaseModel):
 
 
 class ChatChunkChoice(BaseModel):
-    """A chunk's addition to one of `n` answers."""
+    """A chunk's addition to one of `n` answers.
+
+    Attributes:
+      routed_experts: See `routed_experts_npy`; in the chunk that ends the answer.
+    """
 
     index: int
     delta: ChatDelta
@@ -184,6 +193,7 @@ class ChatChunkChoice(BaseModel):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = Field(default=None, exclude_if=is_none)
+    routed_experts: str | None = Field(default=None, exclude_if=is_none)
 
 
 class ChatCompletionChunk(Answer):

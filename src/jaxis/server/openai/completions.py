@@ -15,6 +15,7 @@ from jaxis.server.generation.answer_format import AnswerFormat
 from jaxis.server.generation.answer_reader import AnswerCounts
 from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import PlainPrompts
+from jaxis.server.generation.routed_experts import routed_experts_npy
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.generation.timings import Timings
 from jaxis.server.http.body import MAX_INT32, NotApplied, TokenId, bounded, is_none, new_id
@@ -75,6 +76,7 @@ class CompletionChoice(BaseModel):
     Attributes:
       prompt_token_ids, token_ids: With `return_token_ids`; in a stream, the prompt's come with the first chunk.
       seed: Where there are several prompts.
+      routed_experts: See `routed_experts_npy`; in a stream, in the choice's last chunk.
     """
 
     index: int
@@ -85,6 +87,7 @@ class CompletionChoice(BaseModel):
     prompt_logprobs: list[dict[int, dict[str, Any]] | None] | None = Field(default=None, exclude_if=is_none)
     prompt_token_ids: list[int] | None = Field(default=None, exclude_if=is_none)
     token_ids: list[int] | None = Field(default=None, exclude_if=is_none)
+    routed_experts: str | None = Field(default=None, exclude_if=is_none)
     seed: int | None = Field(default=None, exclude_if=is_none)
 
 
@@ -256,6 +259,7 @@ class CompletionAnswer(DataEvents):
             prompt_logprobs=None if prompt_logprobs is None else self._formatter.prompt(prompt_logprobs),
             prompt_token_ids=output.prompt_token_ids if self._returns_ids and is_first else None,
             token_ids=completion.token_ids if self._returns_ids else None,
+            routed_experts=routed_experts_npy(completion),
             seed=output.seed if completion.finished and self._job.prompts.num_prompts > 1 else None,
         )
 

@@ -59,6 +59,8 @@ class SamplingFields(LenientModel):
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = bounded(INTEGER_BOUNDS["prompt_logprobs"])
     logprobs_mode: LogprobsMode | None = None
+    return_routed_experts: bool | None = None
+    routed_experts_prompt_start: int | None = bounded(INTEGER_BOUNDS["routed_experts_prompt_start"], high=MAX_INT32)
     thinking_token_budget: int | None = bounded(INTEGER_BOUNDS["thinking_token_budget"], high=MAX_INT32)
     thinking_budget_grace_period: int | None = bounded(INTEGER_BOUNDS["thinking_budget_grace_period"], high=MAX_INT32)
 

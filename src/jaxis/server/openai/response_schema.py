@@ -129,6 +129,8 @@ class ResponseRequest(EngineRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     n: Literal[1] | None = None
     prompt_logprobs: None = None
+    return_routed_experts: Literal[False] | None = None
+    routed_experts_prompt_start: None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None

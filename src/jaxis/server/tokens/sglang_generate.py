@@ -18,6 +18,7 @@ from jaxis.server.generation.answer_reader import AnswerCounts
 from jaxis.server.generation.grammar import AnswerGrammar
 from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import PlainPrompts
+from jaxis.server.generation.routed_experts import routed_experts_int32
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, StrictModel, TokenId, bounded, is_none, new_id
 from jaxis.server.http.errors import ErrorDialect
@@ -86,6 +87,7 @@ class SGLangRequest(LenientModel):
       logprob_start_len: -1: of none of the prompt's.
       top_logprobs_num: Also of so many most likely tokens in the place of each.
       return_text_in_logprobs: Write each token's text beside its id.
+      return_routed_experts: Return the experts of each token, from `routed_experts_start_len` on.
       logprobs_mode: jaxis's own; see `SamplingParams`.
       rid: Comes back with the answer.
     """
@@ -111,6 +113,8 @@ class SGLangRequest(LenientModel):
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_text_in_logprobs: bool | None = None
     logprobs_mode: LogprobsMode | None = None
+    return_routed_experts: bool | None = None
+    routed_experts_start_len: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     stream: bool | None = None
     rid: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
@@ -150,6 +154,7 @@ class SGLangMeta(BaseModel):
       e2e_latency: Seconds from the request's arrival.
       seed: The request's, or what was drawn in its place.
       kept_mass: See `CompletionOutput`.
+      routed_experts: See `routed_experts_int32`.
     """
 
     id: str
@@ -165,6 +170,7 @@ class SGLangMeta(BaseModel):
     input_top_logprobs: list[list[TokenEntry] | None] | None = Field(default=None, exclude_if=is_none)
     output_top_logprobs: list[list[TokenEntry] | None] | None = Field(default=None, exclude_if=is_none)
     kept_mass: list[float] | None = Field(default=None, exclude_if=is_none)
+    routed_experts: str | None = Field(default=None, exclude_if=is_none)
 
 
 class SGLangAnswer(BaseModel):
@@ -187,7 +193,8 @@ class SGLangAnswers(RootModel[list[SGLangAnswer]]):
 SGLANG_ERRORS = ErrorDialect(
     prefixes=("/generate",),
     fields={ours: f"sampling_params.{theirs}" for theirs, ours in _SAMPLING.items()}
-    | {"logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num", "prompt": "text"},
+    | {"logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num", "prompt": "text"}
+    | {"routed_experts_prompt_start": "routed_experts_start_len"},
 )
 """OpenAI's errors, with this endpoint's names of fields."""
 
@@ -203,6 +210,8 @@ def sglang_job(request: SGLangRequest, model: ServedModel) -> GenerationJob:
     settings: dict[str, Any] = {ours: getattr(given, theirs) for theirs, ours in _SAMPLING.items()}
     settings["max_tokens"] = DEFAULT_MAX_NEW_TOKENS if given.max_new_tokens is None else given.max_new_tokens
     settings["logprobs_mode"] = request.logprobs_mode
+    settings["return_routed_experts"] = request.return_routed_experts
+    settings["routed_experts_prompt_start"] = request.routed_experts_start_len
     if given.logit_bias is not None:
         settings["logit_bias"] = bias_by_token(given.logit_bias)
     if request.return_logprob:
@@ -272,6 +281,7 @@ class SGLangWriter(DataEvents):
                 so_far.text += new.text
                 so_far.token_ids += new.token_ids
                 so_far.finish_reason, so_far.stop_reason = new.finish_reason, new.stop_reason
+                so_far.routed_experts = new.routed_experts
                 if so_far.logprobs is not None:
                     so_far.logprobs += new.logprobs or []
                 if so_far.kept_mass is not None:
@@ -296,6 +306,7 @@ class SGLangWriter(DataEvents):
             e2e_latency=self._counts.total_seconds,
             weight_version=self._job.model.fingerprint,
             seed=output.seed,
+            routed_experts=routed_experts_int32(completion),
         )
         if completion.logprobs is not None:
             self._add_logprobs(meta, output, completion)

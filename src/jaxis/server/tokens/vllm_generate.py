@@ -19,6 +19,7 @@ from jaxis.server.generation.answer_reader import AnswerCounts
 from jaxis.server.generation.grammar import AnswerGrammar
 from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import PlainPrompts
+from jaxis.server.generation.routed_experts import routed_experts_npy
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.generation.timings import Timings
 from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, TokenId, bounded, is_none, new_id
@@ -114,7 +115,11 @@ class GenerateLogprobs(BaseModel):
 
 
 class GenerateChoice(BaseModel):
-    """One of `n` answers, or what a chunk adds to it."""
+    """One of `n` answers, or what a chunk adds to it.
+
+    Attributes:
+      routed_experts: See `routed_experts_npy`; in a stream, in the choice's last chunk.
+    """
 
     index: int
     token_ids: list[int]
@@ -122,6 +127,7 @@ class GenerateChoice(BaseModel):
     logprobs: GenerateLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    routed_experts: str | None = Field(default=None, exclude_if=is_none)
 
 
 class GenerateResponse(BaseModel):
@@ -255,6 +261,7 @@ class GenerateAnswer(DataEvents):
             logprobs=_logprobs(completion),
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
+            routed_experts=routed_experts_npy(completion),
         )
 
 
