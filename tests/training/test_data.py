@@ -11,6 +11,7 @@ from jaxis.tokenizer.template_choice import chat_template_source, template_names
 from jaxis.training.batches import Batches, BatchShape
 from jaxis.training.config import DatasetParams
 from jaxis.training.examples import Example, ExampleEncoder, shown
+from jaxis.training.mixture import Mixture
 from jaxis.training.packing import pack
 from jaxis.training.rows import DataRow, Dialogue, Preference, Text, read_rows, read_sample
 from tests.support.training import dialogue
@@ -164,3 +165,19 @@ def test_an_epoch_has_every_learned_token_once_and_depends_on_its_number_alone(p
     assert epochs[0] != epochs[1]
     again = Batches(items, BatchShape(2, 2, 16), seed=3, packs=packs)
     np.testing.assert_array_equal(again.batch(steps + 1).ids, batches.batch(steps + 1).ids)
+
+
+@pytest.mark.parametrize(("stops_at_first", "counts"), [(True, [10, 4]), (False, [24, 10])])
+def test_a_mixture_has_its_proportions_in_every_epoch_and_repeats_no_row_before_all_have_come(stops_at_first, counts):
+    mixture = Mixture([10, 10], [0.7, 0.3], stops_at_first=stops_at_first, seed=5)
+    assert mixture.counts == counts
+    epochs = [mixture.epoch(number).tolist() for number in range(7)]
+    assert [[sum(i < 10 for i in epoch), sum(i >= 10 for i in epoch)] for epoch in epochs] == [counts] * 7
+    for rows in (range(10), range(10, 20)):
+        times = np.bincount([i for epoch in epochs for i in epoch if i in rows], minlength=20)[list(rows)]
+        assert max(times) - min(times) <= 1
+    assert Mixture([10, 10], [0.7, 0.3], stops_at_first=stops_at_first, seed=5).epoch(4).tolist() == epochs[4]
+    assert epochs[0] != epochs[1]
+    batches = Batches([(example([n, n]),) for n in range(20)], BatchShape(1, 2, 64), seed=5, mixture=mixture)
+    ids = [i for step in range(batches.steps_per_epoch) for i in batches.batch(step).ids[0, :, 0].tolist()]
+    assert ids == epochs[0]

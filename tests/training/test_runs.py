@@ -229,6 +229,18 @@ def test_a_full_disk_in_a_save_loses_nothing(checkpoint, rows, tmp_path, monkeyp
         ("peft", "q_lora", True, r"set training\.use_peft"),
         ("model", "freeze_layers", ["a"], r"model\.freeze_layers"),
         ("fsdp", "enable_fsdp", True, r"config\.fsdp="),
+        (
+            "data",
+            "train",
+            {"datasets": [{"dataset_path": "a", "mixture_proportion": 0.5}, {"dataset_path": "b"}]},
+            r"mixture_proportion is missing for 1 of 2 files",
+        ),
+        (
+            "data",
+            "train",
+            {"datasets": [{"dataset_path": name, "mixture_proportion": 0.6} for name in "ab"]},
+            r"mixture_proportion must add up to 1, not 1\.2",
+        ),
         ("data", "train", {"datasets": []}, r"data\.train\.datasets is empty"),
         ("data", "train", {"datasets": [{"dataset_name": "org/set"}]}, r"data\.datasets\.dataset_name='org/set'"),
     ],

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxis.training.examples import Example
+from jaxis.training.mixture import Mixture
 from jaxis.training.packing import pack
 
 MIN_ROW_TOKENS = 64
@@ -66,20 +67,27 @@ class Batches:
       items: Examples; an item of two is a pair, whose rows come in the two halves of a micro-batch.
       shape: Of a batch.
       seed: Of the order of items, which is another one in each epoch; None keeps them as they are.
-      packs: Whether examples share rows; not for pairs.
+      packs: Whether examples share rows; not for pairs, and not for a mixture.
+      mixture: Which items an epoch has; None: all of them.
     """
 
     def __init__(
-        self, items: Sequence[tuple[Example, ...]], shape: BatchShape, *, seed: int | None, packs: bool = False
+        self,
+        items: Sequence[tuple[Example, ...]],
+        shape: BatchShape,
+        *,
+        seed: int | None,
+        packs: bool = False,
+        mixture: Mixture | None = None,
     ) -> None:
-        self._items, self._shape, self._seed, self._packs = items, shape, seed, packs
+        self._items, self._shape, self._seed, self._packs, self._mixture = items, shape, seed, packs, mixture
         self.rows_per_item = len(items[0])
         self._lengths = [max(len(example.ids) for example in item) for item in items]
-        self._num_units = len(self._units(0)) if packs else len(items)
+        self._num_units = len(self._units(0)) if packs or mixture else len(items)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in which every item is seen once; the last one may have fewer."""
+        """Steps in which every item is seen once, or those of a mixture; the last one may have fewer."""
         return -(-self._num_units // self._shape.num_items_of_step)
 
     def batch(self, step: int) -> TrainingBatch:
@@ -91,6 +99,8 @@ class Batches:
     @functools.lru_cache(maxsize=2)  # noqa: B019 - of the two epochs around a step
     def _units(self, epoch: int) -> list[list[int]]:
         """The items of each row in the order of an epoch."""
+        if self._mixture is not None:
+            return [[i] for i in self._mixture.epoch(epoch).tolist()]
         order = np.arange(len(self._items))
         if self._seed is not None:
             # NumPy guarantees the stream of this generator, whatever its version.

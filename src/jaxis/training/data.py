@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from jaxis.errors import ConfigError
 from jaxis.training.base_model import BaseModel
 from jaxis.training.batches import Batches, BatchShape
-from jaxis.training.config import DPO, SplitParams, TrainConfig
-from jaxis.training.examples import Example, ExampleEncoder, check_kind
+from jaxis.training.config import DPO, FIRST_EXHAUSTED, SplitParams, TrainConfig
+from jaxis.training.examples import Encoded, Example, ExampleEncoder, check_kind
+from jaxis.training.mixture import Mixture
 from jaxis.training.rows import DataRow, read_rows
 
 
@@ -18,12 +19,14 @@ class Split:
     """Training or validation data.
 
     Attributes:
+      rows: Those of the files.
       examples: Two for each row of preferences.
       batches: Their batches.
       digests: Path of each file -> the digest of what is in it.
       notes: What a user may not expect.
     """
 
+    rows: Sequence[DataRow]
     examples: Sequence[Example]
     batches: Batches
     digests: dict[str, str]
@@ -45,15 +48,19 @@ def load_split(config: TrainConfig, split: SplitParams, base: BaseModel, *, is_v
     training, wants_pairs = config.training, config.training.trainer_type == DPO
     if wants_pairs and split.pack:
         raise ConfigError(f"{split.section()}.pack: preferences are not packed; leave it out")
+    max_tokens = config.model.model_max_length or base.context
+    encoder = ExampleEncoder(base.tokenizer, base.template, split.train_target, max_tokens)
     rows: list[DataRow] = []
     digests: dict[str, str] = {}
+    encoded, sizes = Encoded([]), []
     for dataset in split.datasets:
         seed = next(s for s in (dataset.seed, split.seed, training.data_seed) if s is not None)
         of_file, digests[str(dataset.path)] = read_rows(dataset, seed)
+        check_kind(of_file, training.trainer_type, wants_pairs=wants_pairs)
         rows += of_file
-    check_kind(rows, training.trainer_type, wants_pairs=wants_pairs)
-    max_tokens = config.model.model_max_length or base.context
-    encoded = ExampleEncoder(base.tokenizer, base.template, split.train_target, max_tokens).encode(rows)
+        before = len(encoded.examples)
+        encoder.encode(of_file, encoded)
+        sizes.append((len(encoded.examples) - before) // (2 if wants_pairs else 1))
     examples = encoded.examples
     longest = max(len(example.ids) for example in examples)
     row_tokens = max_tokens if split.pack and config.model.model_max_length else min(max_tokens, max(longest, 64))
@@ -64,7 +71,16 @@ def load_split(config: TrainConfig, split: SplitParams, base: BaseModel, *, is_v
         accumulated = training.gradient_accumulation_steps
         shape = BatchShape(accumulated, training.per_device_train_batch_size, row_tokens)
         seed = training.data_seed if split.seed is None else split.seed
-    return Split(examples, Batches(items, shape, seed=seed, packs=split.pack), digests, encoded.notes(max_tokens))
+    mixture = _mixture(split, sizes, 0 if seed is None else seed)
+    batches = Batches(items, shape, seed=seed, packs=split.pack, mixture=mixture)
+    return Split(rows, examples, batches, digests, encoded.notes(max_tokens))
+
+
+def _mixture(split: SplitParams, sizes: Sequence[int], seed: int) -> Mixture | None:
+    proportions = [each.mixture_proportion for each in split.datasets if each.mixture_proportion is not None]
+    if not proportions:
+        return None
+    return Mixture(sizes, proportions, stops_at_first=split.mixture_strategy == FIRST_EXHAUSTED, seed=seed)
 
 
 def num_steps(config: TrainConfig, batches: Batches) -> int:

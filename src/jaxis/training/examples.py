@@ -98,13 +98,17 @@ class ExampleEncoder:
         self._max_tokens = max_tokens
         self._turn_end = turn_end_token_id(tokenizer) if tokenizer.has_chat_template else None
 
-    def encode(self, rows: Sequence[DataRow]) -> Encoded:
+    def encode(self, rows: Sequence[DataRow], encoded: Encoded | None = None) -> Encoded:
         """The examples of all rows.
+
+        Args:
+          rows: The rows.
+          encoded: Examples that come before them; None: none.
 
         Raises:
           ConfigError: The chat template refuses a row, or nothing of it is learned; the error names the first such row.
         """
-        encoded = Encoded([])
+        encoded = Encoded([]) if encoded is None else encoded
         faults: list[str] = []
         for row in rows:
             try:

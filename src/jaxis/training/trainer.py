@@ -253,6 +253,10 @@ class _Run:
         for field in dataclasses.fields(self._config.data.train):
             if field.name != "datasets":
                 found[f"data.train.{field.name}"] = getattr(self._config.data.train, field.name)
+        for number, dataset in enumerate(self._config.data.train.datasets):
+            for field in dataclasses.fields(dataset):
+                if field.name not in dataset.WITHOUT_EFFECT:
+                    found[f"data.train.datasets[{number}].{field.name}"] = getattr(dataset, field.name)
         for path, digest in self._data.digests.items():
             found[f"the contents of {path}"] = digest
         return {name: _plain(value) for name, value in found.items()}

@@ -1,6 +1,6 @@
 """The YAML file of a training run: `TrainConfig`, a file for each of its sections."""
 
-from jaxis.training.config.data import FINAL_TURN, DatasetParams, SplitParams
+from jaxis.training.config.data import FINAL_TURN, FIRST_EXHAUSTED, DatasetParams, SplitParams
 from jaxis.training.config.peft import PeftParams
 from jaxis.training.config.run import TrainConfig
 from jaxis.training.config.training import DPO, OPTIMIZERS, TrainingParams
@@ -8,6 +8,7 @@ from jaxis.training.config.training import DPO, OPTIMIZERS, TrainingParams
 __all__ = [
     "DPO",
     "FINAL_TURN",
+    "FIRST_EXHAUSTED",
     "OPTIMIZERS",
     "DatasetParams",
     "PeftParams",

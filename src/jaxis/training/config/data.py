@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from jaxis.errors import ConfigError
 from jaxis.training.config.section import TORCH_ONLY, ConfigSection
 
 DATASET_NAMES = ("text_sft", "text_sft_jsonl")
+FIRST_EXHAUSTED, ALL_EXHAUSTED = "first_exhausted", "all_exhausted"
 ALL_TURNS, FINAL_TURN = "all_assistant_turns", "final_assistant_turn"
 
 
@@ -24,6 +26,8 @@ class DatasetParams(ConfigSection):
       sample_count: Rows to take, drawn by `seed` with `shuffle`, else the first; None: all.
       shuffle: Whether rows are drawn rather than taken from the beginning.
       seed: For that; None: `data.train.seed`.
+      mixture_proportion: Share of an epoch's examples; all files have one, or none has: then all of their rows are
+        taken.
     """
 
     dataset_path: str | None = None
@@ -47,7 +51,6 @@ class DatasetParams(ConfigSection):
     }
     REFUSED: ClassVar[Mapping[str, str]] = {
         "subset": "a file has no subsets; give dataset_path of the rows to take",
-        "mixture_proportion": "give sample_count for each data set",
     }
 
     @classmethod
@@ -68,6 +71,8 @@ class DatasetParams(ConfigSection):
         object.__setattr__(self, "dataset_path", path)
         if self.sample_count is not None:
             self.check_number("sample_count", 1, whole=True)
+        if self.mixture_proportion is not None:
+            self.check_number("mixture_proportion", 1e-6, 1)
 
     @property
     def path(self) -> Path:
@@ -81,7 +86,9 @@ class SplitParams(ConfigSection):
     """The data of training, or of validation.
 
     Attributes:
-      datasets: Files; an example of each is as likely as it has rows.
+      datasets: Files.
+      mixture_strategy: Of files with a mixture_proportion: first_exhausted ends an epoch before one of them would begin
+        again, all_exhausted when each of their rows was taken.
       pack: Whether several short examples share a row of the batch, none seeing another.
       train_target: Which of an assistant's turns are learned: all_assistant_turns or final_assistant_turn.
       seed: Of the order of rows; None: `training.data_seed`.
@@ -94,7 +101,7 @@ class SplitParams(ConfigSection):
     target_col: str | None = None
     collator_name: str | None = None
     collator_kwargs: dict[str, Any] = field(default_factory=dict)
-    mixture_strategy: str = "first_exhausted"
+    mixture_strategy: str = FIRST_EXHAUSTED
     stream: bool = False
     use_async_dataset: bool = False
     use_torchdata: bool | None = None
@@ -102,7 +109,6 @@ class SplitParams(ConfigSection):
     WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {
         "target_col": "what is learned is told by the row's keys",
         "collator_name": "batches are made here",
-        "mixture_strategy": "each row is taken once an epoch",
         "stream": "files are read before the first step",
         "use_async_dataset": TORCH_ONLY,
         "use_torchdata": TORCH_ONLY,
@@ -125,6 +131,25 @@ class SplitParams(ConfigSection):
             raise ConfigError(
                 f"{self.section()}.train_target={self.train_target!r} must be {ALL_TURNS} or {FINAL_TURN}"
             )
+        self._check_mixture()
+
+    def _check_mixture(self) -> None:
+        if self.mixture_strategy not in (FIRST_EXHAUSTED, ALL_EXHAUSTED):
+            raise ConfigError(
+                f"{self.section()}.mixture_strategy={self.mixture_strategy!r} must be {FIRST_EXHAUSTED} or "
+                f"{ALL_EXHAUSTED}"
+            )
+        proportions = [each.mixture_proportion for each in self.datasets]
+        given = [each for each in proportions if each is not None]
+        if not given:
+            return
+        name = f"{self.section()}.datasets: mixture_proportion"
+        if len(given) < len(proportions):
+            raise ConfigError(f"{name} is missing for {len(proportions) - len(given)} of {len(proportions)} files")
+        if abs(math.fsum(given) - 1) > 1e-6:
+            raise ConfigError(f"{name} must add up to 1, not {math.fsum(given):g}")
+        if self.pack:
+            raise ConfigError(f"{name} cannot be combined with pack: leave one of them out")
 
     def notes(self) -> list[str]:
         return super().notes() + [note for each in self.datasets for note in each.notes()]
@@ -137,6 +162,10 @@ class ValidationParams(SplitParams):
     @classmethod
     def section(cls) -> str:
         return "data.validation"
+
+    def _check_mixture(self) -> None:
+        if any(each.mixture_proportion is not None for each in self.datasets):
+            raise ConfigError(f"{self.section()}.datasets: mixture_proportion is of data.train: all rows are measured")
 
 
 @dataclass(frozen=True, kw_only=True)
