@@ -228,6 +228,9 @@ def test_a_full_disk_in_a_save_loses_nothing(checkpoint, rows, tmp_path, monkeyp
         ("peft", "use_dora", True, r"peft\.use_dora=True cannot be honoured"),
         ("peft", "q_lora", True, r"set training\.use_peft"),
         ("model", "freeze_layers", ["a"], r"model\.freeze_layers"),
+        ("training", "metrics_function", "scores", r"must be module:function"),
+        ("training", "metrics_function", "scores:exact", r"needs training\.eval_strategy"),
+        ("training", "trainer_kwargs", {"load_best_model_at_end": True}, r"needs training\.eval_strategy"),
         ("fsdp", "enable_fsdp", True, r"config\.fsdp="),
         (
             "data",

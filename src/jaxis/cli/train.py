@@ -12,8 +12,10 @@ import typer
 from jaxis.cli.console import EXIT_INTERRUPTED, note, report_errors
 from jaxis.cli.infer import apply_overrides
 from jaxis.cli.options import Debug
+from jaxis.errors import EngineError
 
 if TYPE_CHECKING:
+    from jaxis.training.config import TrainConfig
     from jaxis.training.trainer import Trainer, TrainingResult
 
 _RESUME = "--training.try_resume_from_last_checkpoint"
@@ -36,7 +38,7 @@ def train(
     """Fine-tune a model: all weights, or adapters; on conversations, texts or preferences.
 
     Every field of the file can be given on the command line, by its dotted name.
-    The finished model goes to training.output_dir, as do checkpoints and metrics.jsonl.
+    The finished model goes to training.output_dir, as do checkpoints, metrics.jsonl and report.html.
     A run that is stopped by Ctrl-C or SIGTERM saves a checkpoint first, and prints the command that goes on.
 
     \b
@@ -59,7 +61,12 @@ def train(
         if show_examples:
             _show(trainer, show_examples)
             return
-        result = trainer.run(ProgressDisplay())
+        try:
+            result = trainer.run(ProgressDisplay())
+        except EngineError:  # such as a loss that is not finite: how it came to that is to be seen
+            _write_report(train_config)
+            raise
+        _write_report(train_config)
     _report(result, config, context.args)
 
 
@@ -69,6 +76,17 @@ def _show(trainer: Trainer, count: int) -> None:
     for example in trainer.data.examples[:count]:
         print(f"--- {example.where}: {len(example.ids)} tokens, {example.num_learned} learned")
         print(shown(example, trainer.base.tokenizer))
+
+
+def _write_report(config: TrainConfig) -> None:
+    """Writes the page of a run; where it cannot be written, nothing else is missing."""
+    from jaxis.errors import JaxisError
+    from jaxis.training.report import write_report
+
+    try:
+        write_report(config)
+    except JaxisError as error:
+        note(f"no report.html: {error}")
 
 
 def _report(result: TrainingResult, config: Path | None, arguments: list[str]) -> None:

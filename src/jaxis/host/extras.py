@@ -12,6 +12,7 @@ EXTRAS = {
     "orbax": ("orbax.checkpoint", "tensorstore"),
     "gguf": ("gguf",),
     "kv-events": ("msgspec", "zmq"),
+    "tensorboard": ("tensorboardX",),
     "ray": ("ray.serve", "ray.data", "pyarrow"),
 }
 

@@ -36,11 +36,13 @@ class RunState:
       step: Steps that were done.
       settings: What must be the same when the run goes on, by name.
       software: What may differ, but then the last bits do.
+      best: See `BestStep.state`.
     """
 
     step: int
     settings: Mapping[str, Any]
     software: Mapping[str, Any] = field(default_factory=dict)
+    best: Mapping[str, Any] = field(default_factory=dict)
 
     def check_settings(self, settings: Mapping[str, Any], source: Path) -> None:
         """Checks that a run goes on as it began.
@@ -73,7 +75,7 @@ def find_checkpoints(output: Path) -> list[tuple[int, Path]]:
 
 
 def save_checkpoint(output: Path, state: RunState, arrays: Mapping[str, np.ndarray], keep: int | None) -> Path:
-    """Writes a checkpoint; then removes the oldest ones beyond `keep`.
+    """Writes a checkpoint; then removes the oldest ones beyond `keep`, but not that of the best step.
 
     Args:
       output: The folder of the run.
@@ -92,7 +94,9 @@ def save_checkpoint(output: Path, state: RunState, arrays: Mapping[str, np.ndarr
         write_tensors(partial / _ARRAYS, arrays)
         (partial / _STATE).write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
     if keep is not None:
-        for _, old in find_checkpoints(output)[:-keep]:
+        for step, old in find_checkpoints(output)[:-keep]:
+            if step == state.best.get("step"):
+                continue
             # Renamed first: a run that is killed here must not leave half of a checkpoint under its name.
             doomed = old.with_name(f".{old.name}.removed")
             shutil.rmtree(doomed, ignore_errors=True)

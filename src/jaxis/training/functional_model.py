@@ -37,12 +37,12 @@ class FunctionalModel:
         self._graph, parameters, self._others = nnx.split(model, nnx.Param, ...)
         self._parameters = [(path, param) for path, param in nnx.to_flat_state(parameters)]
 
-    def bind(self, values: Values) -> GenerativeModel:
+    def bind(self, values: Values) -> JaxModule:
         """The model with these weights."""
         state = nnx.from_flat_state(
             [(path, cast(nnx.Param, param).replace(values[_name(path)])) for path, param in self._parameters]
         )
-        return cast(GenerativeModel, nnx.merge(self._graph, state, self._others))
+        return nnx.merge(self._graph, state, self._others)
 
 
 def values_of(model: JaxModule) -> dict[str, WeightValue]:

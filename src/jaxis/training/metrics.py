@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line for each step, and for each time that the held-out loss was measured."""
+"""Files with a JSON object a line, each of which names its step: metrics.jsonl, and the answers to held-out prompts."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from typing import Any, TextIO
 from jaxis.errors import CheckpointError
 
 METRICS_FILE = "metrics.jsonl"
+ANSWERS_FILE = "answers.jsonl"
 
 
 class MetricsFile:
     """The file of a run that begins, or goes on, after a step.
 
     Args:
-      output: The folder of the run.
+      path: The file.
       after_step: Lines of later steps are dropped: those steps are done again.
 
     Raises:
       CheckpointError: It cannot be written.
     """
 
-    def __init__(self, output: Path, after_step: int) -> None:
-        self._path = output / METRICS_FILE
+    def __init__(self, path: Path, after_step: int) -> None:
+        self._path = path
         try:
-            output.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             kept = b""
             if after_step and self._path.exists():
                 lines = self._path.read_bytes().splitlines(keepends=True)
                 kept = b"".join(line for line in lines if _step_of(line) <= after_step)
-            partial = self._path.with_name(f".{METRICS_FILE}.partial")
+            partial = self._path.with_name(f".{path.name}.partial")
             partial.write_bytes(kept)
             os.replace(partial, self._path)
             self._file: TextIO = self._path.open("a", encoding="utf-8")

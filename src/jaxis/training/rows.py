@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from jaxis.errors import ConfigError, RequestError
@@ -17,6 +17,10 @@ from jaxis.inference.conversation import Conversation, Role
 from jaxis.inference.source import JSONLSource
 from jaxis.training.config import DatasetParams
 
+_KEYS = {
+    *("messages", "tools", "conversation", "prompt", "completion", "instruction", "input", "output", "system", "text"),
+    *("chosen", "rejected"),
+}
 _SHAPES = "messages; conversation; prompt and completion; instruction and output; text; chosen and rejected"
 
 
@@ -66,10 +70,12 @@ class DataRow:
     Attributes:
       sample: What it holds.
       where: The file and the line, from 1.
+      columns: Its keys that are of no format.
     """
 
     sample: Sample
     where: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_rows(dataset: DatasetParams, seed: int) -> tuple[list[DataRow], str]:
@@ -90,7 +96,8 @@ def read_rows(dataset: DatasetParams, seed: int) -> tuple[list[DataRow], str]:
         try:
             if row.error is not None:
                 raise RequestError(str(row.error).removeprefix(f"line {row.line}: "))
-            rows.append(DataRow(read_sample(row.value), where))
+            columns = {key: value for key, value in row.value.items() if key not in _KEYS}
+            rows.append(DataRow(read_sample(row.value), where, columns))
         except RequestError as error:
             faults.append(f"{where}: {error}")
     raise_faults(faults)

@@ -94,11 +94,13 @@ def make_step(
     return step
 
 
-def make_evaluation(
-    forward: Forward, objective: Objective, combine: Combine
-) -> Callable[[Trained, Values, TrainingBatch], tuple[jax.Array, jax.Array]]:
-    """A compiled function of what is trained, what is frozen and a batch of one micro-batch: the sum of losses, and
-    their weight.
+Evaluate = Callable[[Trained, Values, TrainingBatch], tuple[jax.Array, jax.Array, Sums]]
+"""(What is trained, what is frozen, a batch of one micro-batch) -> the sum of losses, their weight, and other sums that
+are reported."""
+
+
+def make_evaluation(forward: Forward, objective: Objective, combine: Combine) -> Evaluate:
+    """The compiled function that measures a batch.
 
     Args:
       forward: The model, as it is served.
@@ -107,9 +109,9 @@ def make_evaluation(
     """
 
     @jax.jit
-    def evaluate(trained: Trained, frozen: Values, batch: TrainingBatch) -> tuple[jax.Array, jax.Array]:
+    def evaluate(trained: Trained, frozen: Values, batch: TrainingBatch) -> tuple[jax.Array, jax.Array, Sums]:
         micro_batch = jax.tree.map(lambda array: array[0], batch)
-        total, _ = objective.loss(forward, combine(trained, frozen), frozen, micro_batch, jax.random.key(0))
-        return total, objective.weight(batch)
+        total, sums = objective.loss(forward, combine(trained, frozen), frozen, micro_batch, jax.random.key(0))
+        return total, objective.weight(batch), sums
 
     return evaluate

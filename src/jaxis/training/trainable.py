@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.checkpoint_names import CheckpointNames, checkpoint_names_of
+from jaxis.layers.module import JaxModule
 from jaxis.loading.gguf.shards import gguf_file
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.training.adapters import AdaptedLayers, choose_layers
@@ -42,6 +43,10 @@ class Trainable(Protocol):
 
     def forward(self, *, is_training: bool) -> Forward:
         """The model: with dropout and with layers computed again as asked for, or as it is served."""
+        ...
+
+    def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
+        """The model with what is trained, for as long as those arrays are there."""
         ...
 
     def write(self, folder: Path, trained: Mapping[str, np.ndarray]) -> None:
@@ -96,6 +101,9 @@ class _AllWeights:
             lambda values, _: self._model.bind(values), recompute=recompute, row_by_row=self._model.has_experts
         )
 
+    def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
+        return self._model.bind(self.combine(trained, self.frozen))
+
     def write(self, folder: Path, trained: Mapping[str, np.ndarray]) -> None:
         write_model(self._base.path, folder, replaced_by(self.places, trained), is_tied=self._is_tied)
 
@@ -123,11 +131,14 @@ class _Adapters:
         return self._layers.combine(trained, frozen)
 
     def forward(self, *, is_training: bool) -> Forward:
-        def bind(values: Values, key: jax.Array) -> Any:
+        def bind(values: Values, key: jax.Array) -> JaxModule:
             return self._model.bind(self._layers.with_keys(values, key) if is_training else values)
 
         recompute = is_training and self._config.training.enable_gradient_checkpointing
         return batch_logprobs(bind, recompute=recompute, row_by_row=self._model.has_experts)
+
+    def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
+        return self._model.bind(self.combine(trained, self.frozen))
 
     def write(self, folder: Path, trained: Mapping[str, np.ndarray]) -> None:
         self._layers.write(folder, trained, self._config.model.model_name or "")

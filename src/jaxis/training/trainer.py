@@ -5,16 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import signal
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import jax
@@ -25,15 +19,19 @@ from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.errors import ConfigError, EngineError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.training.base_model import BaseModel, open_base_model
-from jaxis.training.checkpoint import RunState, find_checkpoints, load_checkpoint, save_checkpoint
+from jaxis.training.best_step import BestStep
+from jaxis.training.checkpoint import RunState, checkpoint_folder, find_checkpoints, load_checkpoint, save_checkpoint
 from jaxis.training.config import DPO as DPO_TYPE
-from jaxis.training.config import TrainConfig
+from jaxis.training.config import TrainConfig, TrainingParams
 from jaxis.training.data import Split, load_split, num_steps
+from jaxis.training.evaluation import AnswerScores, held_out_loss
 from jaxis.training.export import placed_into, write_template
-from jaxis.training.metrics import MetricsFile
+from jaxis.training.meter import Meter
 from jaxis.training.objectives import DPO, CrossEntropy, Objective
 from jaxis.training.optimizer import make_optimizer, make_schedule
-from jaxis.training.step import Trained, make_evaluation, make_step
+from jaxis.training.run_log import RunLog
+from jaxis.training.step import Evaluate, Trained, make_evaluation, make_step
+from jaxis.training.stop_signals import stop_signals
 from jaxis.training.trainable import Trainable, make_trainable
 
 # What does not change what a step computes.
@@ -41,7 +39,8 @@ _FREE_TO_CHANGE = frozenset(
     {
         *("output_dir", "save_steps", "save_final_model", "logging_steps", "eval_strategy", "eval_steps"),
         *("per_device_eval_batch_size", "resume_from_checkpoint", "try_resume_from_last_checkpoint"),
-        *("enable_gradient_checkpointing", "logging_first_step", "run_name"),
+        *("enable_gradient_checkpointing", "enable_tensorboard", "logging_dir", "metrics_function"),
+        *TrainingParams.WITHOUT_EFFECT,
     }
 )
 
@@ -107,9 +106,11 @@ class Trainer:
           CheckpointError: Something cannot be written.
         """
         enable_disk_cache()
-        return _Run(self._config, self.base, self.data, self.validation, self._num_steps, self._note).run(
-            self._resumed, progress
-        )
+        scores = None
+        if self.validation is not None and self._config.training.metrics_function is not None:
+            scores = AnswerScores(self._config, self.base, self.validation, progress)
+        run = _Run(self._config, self.base, self.data, self.validation, scores, self._num_steps, self._note)
+        return run.run(self._resumed, progress)
 
     def _find_checkpoint(self) -> Path | None:
         training = self._config.training
@@ -135,6 +136,7 @@ class _Run:
         base: BaseModel,
         data: Split,
         validation: Split | None,
+        scores: AnswerScores | None,
         total: int,
         note: Callable[[str], None],
     ) -> None:
@@ -142,6 +144,9 @@ class _Run:
         self._total, self._note = total, note
         self._params = config.training
         self._output = Path(config.training.output_dir)
+        self._scores, self._best = scores, None
+        if (metric := self._params.best_metric) is not None:
+            self._best = BestStep(metric, self._params.is_greater_better)
         self._schedule = make_schedule(self._params, total)
         self._optimizer = make_optimizer(self._params, self._schedule)
 
@@ -154,10 +159,10 @@ class _Run:
         )
         evaluate = make_evaluation(model.forward(is_training=False), objective, model.combine)
         key = jax.random.key(self._params.seed)
-        metrics = MetricsFile(self._output, first)
-        meter = _Meter(self._total)
+        log = RunLog(self._params, first)
+        meter = Meter(self._total)
         try:
-            with _stop_signals() as stopped, progress.counting("Training") as update:
+            with stop_signals() as stopped, progress.counting("Training") as update:
                 for step in range(first, self._total):
                     batch = self._data.batches.batch(step)
                     trained, state, reported = step_function(
@@ -168,22 +173,23 @@ class _Run:
                     self._check_finite(done, values)
                     learned, num_tokens = int(np.sum(batch.learned)), int(np.sum(batch.seq_lens))
                     line = {"step": done, **values, "learned_tokens": learned, "lr": float(self._schedule(step))}
-                    metrics.write(line | meter.add(num_tokens))
+                    log.write(line | meter.add(num_tokens))
                     update(done, self._total)
                     if done % self._params.logging_steps == 0 or done == self._total:
                         self._note(meter.line(line))
-                    if self._is_time_to_evaluate(done):
-                        metrics.write(self._evaluate(evaluate, trained, model, done))
+                    is_best = self._is_time_to_evaluate(done) and self._evaluate(evaluate, trained, model, done, log)
                     is_last = done == self._total
                     if stopped() is not None and not is_last:
                         folder = self._save(done, trained, state)
                         return TrainingResult(done, self._total, self._output, stopped(), folder)
-                    if self._params.save_steps and done % self._params.save_steps == 0:
+                    if is_best or (self._params.save_steps and done % self._params.save_steps == 0):
                         self._save(done, trained, state)
         finally:
-            metrics.close()
+            log.close()
+            if self._scores is not None:
+                self._scores.close()
         if self._params.save_final_model:
-            self._write(model, trained)
+            self._write(model, self._finished(trained))
         return TrainingResult(self._total, self._total, self._output)
 
     def _start(self, model: Trainable, resumed: Path | None) -> tuple[Trained, Any, int]:
@@ -195,6 +201,8 @@ class _Run:
         run_state.check_settings(self._settings(), resumed)
         if run_state.software != _software():
             self._note(f"{resumed} was made with other software or threads: the last bits of the loss may differ")
+        if self._best is not None:
+            self._best.restore(run_state.best)
         trained = {name: jnp.asarray(arrays[f"weights.{name}"]) for name in model.initial}
         leaves, treedef = jax.tree.flatten(state)
         state = jax.tree.unflatten(treedef, [jnp.asarray(arrays[f"optimizer.{i}"]) for i in range(len(leaves))])
@@ -204,10 +212,11 @@ class _Run:
     def _save(self, step: int, trained: Trained, state: Any) -> Path:
         arrays = {f"weights.{name}": np.asarray(value) for name, value in trained.items()}
         arrays |= {f"optimizer.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
-        run_state = RunState(step, self._settings(), _software())
+        best = {} if self._best is None else self._best.state()
+        run_state = RunState(step, self._settings(), _software(), best)
         return save_checkpoint(self._output, run_state, arrays, self._params.save_total_limit)
 
-    def _write(self, model: Trainable, trained: Trained) -> None:
+    def _write(self, model: Trainable, trained: Mapping[str, jax.Array | np.ndarray]) -> None:
         with placed_into(self._output) as folder:
             model.write(folder, {name: np.asarray(value) for name, value in trained.items()})
             template = self._base.tokenizer.default_chat_template
@@ -225,13 +234,29 @@ class _Run:
         every = self._data.batches.steps_per_epoch if self._params.eval_strategy == "epoch" else self._params.eval_steps
         return step % every == 0 or step == self._total
 
-    def _evaluate(self, evaluate: Callable[..., Any], trained: Trained, model: Trainable, step: int) -> dict[str, Any]:
+    def _evaluate(self, evaluate: Evaluate, trained: Trained, model: Trainable, step: int, log: RunLog) -> bool:
+        """Measures the held-out rows; whether this step is the best one so far."""
         assert self._validation is not None
-        batches = self._validation.batches
-        sums = [evaluate(trained, model.frozen, batches.batch(i)) for i in range(batches.steps_per_epoch)]
-        loss = math.fsum(float(total) for total, _ in sums) / math.fsum(float(weight) for _, weight in sums)
-        self._note(f"step {step}  held-out loss {loss:.4f}")
-        return {"step": step, "eval_loss": loss}
+        measured = held_out_loss(evaluate, trained, model.frozen, self._validation)
+        said = f"step {step}  held-out loss {measured['eval_loss']:.4f}"
+        if self._scores is not None:
+            scored = self._scores.measure(model.bind(trained), step, log.write_answer)
+            said += "".join(f"  {name.removeprefix('eval_')} {value:.4f}" for name, value in scored.items())
+            measured |= scored
+        self._note(said)
+        log.write({"step": step, **measured})
+        return self._best is not None and self._best.improves(step, measured)
+
+    def _finished(self, trained: Trained) -> Mapping[str, jax.Array | np.ndarray]:
+        """What is trained, at the step whose model is wanted."""
+        best = self._best
+        if best is None or best.step is None or not self._params.loads_best:
+            return trained
+        self._note(f"the model is that of step {best.step}, whose {best.metric} of {best.value:.4f} is the best")
+        if best.step == self._total:
+            return trained
+        _, arrays = load_checkpoint(checkpoint_folder(self._output, best.step))
+        return {name: arrays[f"weights.{name}"] for name in trained}
 
     def _check_finite(self, step: int, values: Mapping[str, float]) -> None:
         if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
@@ -250,6 +275,9 @@ class _Run:
             for field in dataclasses.fields(group):
                 if field.name not in _FREE_TO_CHANGE:
                     found[f"{section}.{field.name}"] = getattr(group, field.name)
+        found["training.trainer_kwargs"] = {
+            name: value for name, value in self._params.trainer_kwargs.items() if name != "save_total_limit"
+        }
         for field in dataclasses.fields(self._config.data.train):
             if field.name != "datasets":
                 found[f"data.train.{field.name}"] = getattr(self._config.data.train, field.name)
@@ -273,60 +301,3 @@ def _plain(value: Any) -> Any:
 
 def _software() -> dict[str, Any]:
     return {"jax": version("jax"), "jaxlib": version("jaxlib"), "threads": len(os.sched_getaffinity(0))}
-
-
-class _Meter:
-    """Tokens a second, and the time that is left."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._last = time.perf_counter()
-        self._seconds: deque[float] = deque(maxlen=50)
-
-    def add(self, num_tokens: int) -> dict[str, float]:
-        """Counts a step; what metrics.jsonl has of it."""
-        now = time.perf_counter()
-        seconds, self._last = now - self._last, now
-        self._seconds.append(seconds)
-        return {"tokens_per_second": round(num_tokens / seconds, 1)}
-
-    def line(self, values: Mapping[str, Any]) -> str:
-        """A step for people. The time left is that of steps as long as the last ones, of which half are no longer."""
-        recent = sorted(self._seconds)
-        left = recent[len(recent) // 2] * (self._total - values["step"])
-        rate = values["learned_tokens"] / self._seconds[-1]
-        return (
-            f"step {values['step']}/{self._total}  loss {values['loss']:.4f}  lr {values['lr']:.2e}  "
-            f"grad norm {values['grad_norm']:.3f}  {rate:.0f} learned tokens/s  {_duration(left)} left"
-        )
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-@contextmanager
-def _stop_signals() -> Iterator[Callable[[], int | None]]:
-    """Keeps SIGTERM and Ctrl-C until they are asked for; yields a function that says which one came, if any.
-
-    A second one ends the process as it would have without.
-    """
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def receive(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        signal.signal(number, previous[signal.Signals(number)])
-
-    for number in previous:
-        signal.signal(number, receive)
-    try:
-        yield lambda: received[0] if received else None
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

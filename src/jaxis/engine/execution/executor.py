@@ -125,6 +125,15 @@ class DeviceExecutor:
         """What the programs are compiled for."""
         return self.state.context
 
+    def set_model(self, model: JaxModule) -> None:
+        """Gives the compiled programs other weights, of the same shapes and types, in place of those that there were.
+
+        No request may be running, and what was cached of earlier ones is of the old weights.
+        """
+        with jax.set_mesh(self.context.mesh):
+            arrays = ModelArrays(model, self.context.model.hidden_states, has_head=self.stage.is_last)
+        self.state.context = dataclasses.replace(self.context, model=arrays)
+
     def set_variants(self, variants: Variants) -> None:
         """Gives the model variants, before the first program that needs them is compiled."""
         self.state.context = dataclasses.replace(self.context, variants=variants)

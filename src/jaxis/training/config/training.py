@@ -12,6 +12,11 @@ from jaxis.training.config.section import TORCH_ONLY, ConfigSection
 SFT, DPO = "TRL_SFT", "TRL_DPO"
 OPTIMIZERS = {"adamw": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd"}
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
+_TRAINER_KWARGS = {
+    *("save_total_limit", "metric_for_best_model", "greater_is_better", "load_best_model_at_end"),
+    "max_completion_length",
+}
+_DPO_KWARGS = {"beta", "label_smoothing"}
 _COMPUTE_DTYPES = {"none": None, "bf16": "bfloat16", "bfloat16": "bfloat16"}
 
 
@@ -45,7 +50,13 @@ class TrainingParams(ConfigSection):
       eval_steps: Steps between those.
       resume_from_checkpoint: The folder of a checkpoint to go on from.
       try_resume_from_last_checkpoint: Whether to go on from the last checkpoint in `output_dir`, if there is one.
-      trainer_kwargs: Of TRL's trainers: save_total_limit; for TRL_DPO, beta and label_smoothing.
+      enable_tensorboard: Whether TensorBoard's events are written, too.
+      logging_dir: The folder of those; None: runs in `output_dir`.
+      metrics_function: `module:function`, which scores answers to the prompts of `data.validation` whenever their loss
+        is measured; called as TRL's reward functions are. None: no answers are generated.
+      trainer_kwargs: Of TRL's trainers: save_total_limit, metric_for_best_model, greater_is_better,
+        load_best_model_at_end, max_completion_length (tokens of an answer for `metrics_function`); for TRL_DPO, beta,
+        and label_smoothing.
     """
 
     trainer_type: str = SFT
@@ -126,7 +137,6 @@ class TrainingParams(ConfigSection):
         "full_determinism": "the same run is always the same",
         "include_performance_metrics": "metrics.jsonl always has tokens a second",
         "logging_first_step": "metrics.jsonl has every step",
-        "logging_dir": "metrics.jsonl is in output_dir",
         "logging_strategy": "metrics.jsonl has every step",
         "run_name": "output_dir names the run",
         "log_level": "--debug shows more",
@@ -139,13 +149,11 @@ class TrainingParams(ConfigSection):
         "lr_scheduler_kwargs": "the schedules have no arguments; leave it out",
         "enable_wandb": "nothing is sent anywhere; metrics.jsonl has every step",
         "enable_mlflow": "nothing is sent anywhere; metrics.jsonl has every step",
-        "enable_tensorboard": "metrics.jsonl has every step",
         "include_alternative_mfu_metrics": "metrics.jsonl has tokens a second",
         "reward_functions": "only TRL_SFT and TRL_DPO are supported",
         "reward_function_kwargs": "only TRL_SFT and TRL_DPO are supported",
         "grpo": "only TRL_SFT and TRL_DPO are supported",
         "gkd": "only TRL_SFT and TRL_DPO are supported",
-        "metrics_function": "the loss of data.validation is measured",
         "profiler": "use JAX's profiler",
         "save_epoch": "give save_steps",
     }
@@ -163,6 +171,8 @@ class TrainingParams(ConfigSection):
         self.check("try_resume_from_last_checkpoint", bool, "true or false")
         self.check("resume_from_checkpoint", str, "the folder of a checkpoint", optional=True)
         self.check("output_dir", str, "the path of a folder")
+        self.check("logging_dir", str, "the path of a folder", optional=True)
+        self.check("enable_tensorboard", bool, "true or false")
         for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
             self.check_number(name, 1, whole=True)
         for name in ("num_train_epochs", "logging_steps", "eval_steps"):
@@ -180,6 +190,7 @@ class TrainingParams(ConfigSection):
             self.check_number("warmup_steps", 0, whole=True)
         self._check_choices()
         self._check_trainer_kwargs()
+        self._check_evaluation()
 
     def _check_choices(self) -> None:
         for name, choices in {
@@ -193,16 +204,56 @@ class TrainingParams(ConfigSection):
             self.refuse("mixed_precision_dtype", "NONE or BF16")
 
     def _check_trainer_kwargs(self) -> None:
-        known = {"save_total_limit"} | ({"beta", "label_smoothing"} if self.trainer_type == DPO else set())
+        known = _TRAINER_KWARGS | (_DPO_KWARGS if self.trainer_type == DPO else set())
         if unknown := sorted(set(self.trainer_kwargs) - known):
             raise ConfigError(f"training.trainer_kwargs.{unknown[0]} is not known; known: {', '.join(sorted(known))}")
-        limit = self.trainer_kwargs.get("save_total_limit")
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-            raise ConfigError(f"training.trainer_kwargs.save_total_limit={limit!r} must be an integer from 1")
+        for name in ("save_total_limit", "max_completion_length"):
+            value = self.trainer_kwargs.get(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"training.trainer_kwargs.{name}={value!r} must be an integer from 1")
         for name, high in (("beta", float("inf")), ("label_smoothing", 0.5)):
             value = self.trainer_kwargs.get(name, 0.1)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < high:
                 raise ConfigError(f"training.trainer_kwargs.{name}={value!r} must be a number from 0")
+        for name in ("greater_is_better", "load_best_model_at_end"):
+            if not isinstance(self.trainer_kwargs.get(name, False), bool):
+                raise ConfigError(f"training.trainer_kwargs.{name} must be true or false")
+
+    def _check_evaluation(self) -> None:
+        function = self.metrics_function
+        if function is not None and (not isinstance(function, str) or not all(function.partition(":"))):
+            raise ConfigError(f"training.metrics_function={function!r} must be module:function, such as scores:exact")
+        metric = self.trainer_kwargs.get("metric_for_best_model")
+        if metric is not None and not isinstance(metric, str):
+            raise ConfigError(f"training.trainer_kwargs.metric_for_best_model={metric!r} must be the name of a metric")
+        if self.eval_strategy == "no":
+            best = "trainer_kwargs.metric_for_best_model"
+            for name, value in (("metrics_function", function), (best, self.best_metric)):
+                if value is not None:
+                    raise ConfigError(f"training.{name} needs training.eval_strategy: set it to steps or epoch")
+
+    @property
+    def best_metric(self) -> str | None:
+        """The metric by which the best step is found; None: it is not looked for."""
+        metric = self.trainer_kwargs.get("metric_for_best_model")
+        if metric is None:
+            return "eval_loss" if self.loads_best else None
+        return metric if metric.startswith("eval_") else f"eval_{metric}"
+
+    @property
+    def is_greater_better(self) -> bool:
+        """Whether larger values of that are better; by default those of all metrics but losses are."""
+        return self.trainer_kwargs.get("greater_is_better", not (self.best_metric or "").endswith("loss"))
+
+    @property
+    def loads_best(self) -> bool:
+        """Whether the finished model is that of the best step."""
+        return self.trainer_kwargs.get("load_best_model_at_end", False)
+
+    @property
+    def max_completion_length(self) -> int:
+        """Most tokens of an answer that `metrics_function` scores."""
+        return self.trainer_kwargs.get("max_completion_length", 128)
 
     @property
     def compute_dtype(self) -> str | None:

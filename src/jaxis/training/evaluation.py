@@ -1,0 +1,77 @@
+"""What is measured during training: the loss of held-out rows, and how a user's function scores the answers to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jaxis.host.progress import ProgressDisplay
+from jaxis.layers.module import JaxModule
+from jaxis.training.base_model import BaseModel
+from jaxis.training.config import TrainConfig
+from jaxis.training.data import Split
+from jaxis.training.held_out_prompts import HeldOutPrompts
+from jaxis.training.live_engine import LiveEngine
+from jaxis.training.scorer import Scorer, load_scorer, scores_of
+from jaxis.training.step import Evaluate
+
+Measured = dict[str, float]
+
+
+def held_out_loss(evaluate: Evaluate, trained: Any, frozen: Any, validation: Split) -> Measured:
+    """The loss of all held-out rows by the same masks, and what else the objective reports; by names with `eval_`."""
+    batches = validation.batches
+    sums: dict[str, list[float]] = {}
+    weights: list[float] = []
+    for i in range(batches.steps_per_epoch):
+        loss, weight, reported = evaluate(trained, frozen, batches.batch(i))
+        weights.append(float(weight))
+        for name, value in {"loss": loss, **reported}.items():
+            sums.setdefault(f"eval_{name}", []).append(float(value))
+    return {name: math.fsum(values) / math.fsum(weights) for name, values in sums.items()}
+
+
+class AnswerScores:
+    """Answers held-out prompts by the weights of the moment, and scores the answers.
+
+    Args:
+      config: The run.
+      base: The model before it was trained.
+      validation: The rows whose prompts are answered.
+      progress: Shows what is compiled.
+
+    Attributes:
+      name: Of the score among the metrics.
+
+    Raises:
+      ConfigError: There is no such function, or a row has no prompt.
+    """
+
+    def __init__(self, config: TrainConfig, base: BaseModel, validation: Split, progress: ProgressDisplay) -> None:
+        self._function_name = config.training.metrics_function or ""
+        self._scorer: Scorer = load_scorer(self._function_name, "training.metrics_function")
+        self.name = f"eval_{self._function_name.partition(':')[2]}"
+        self._max_tokens = config.training.max_completion_length
+        longest = config.model.model_max_length or base.context
+        self._prompts = HeldOutPrompts(validation.rows, base.tokenizer, base.template, longest - self._max_tokens)
+        self._engine = LiveEngine(base, self._prompts.longest + self._max_tokens, progress)
+
+    def measure(self, model: JaxModule, step: int, write: Callable[[dict[str, Any]], None]) -> Measured:
+        """The mean score.
+
+        Args:
+          model: With the weights of the moment.
+          step: Steps that were done.
+          write: Takes a line for each answer.
+        """
+        found = self._engine.answers(model, self._prompts.ids, self._max_tokens)
+        answered = self._prompts.answered(found)
+        scores = scores_of(self._scorer, f"training.metrics_function={self._function_name!r}", answered)
+        for where, prompt, answer, score in zip(self._prompts.where, answered["prompts"], found, scores, strict=True):
+            write({"step": step, "row": where, "prompt": prompt, "answer": answer.text, "score": score})
+        return {self.name: math.fsum(scores) / len(scores)}
+
+    def close(self) -> None:
+        """Frees the engine's cache."""
+        self._engine.close()

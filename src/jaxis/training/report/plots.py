@@ -1,0 +1,78 @@
+"""The plots of a run's metrics, as SVG."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxis.errors import ConfigError
+
+_COLORS = ("#2f6fde", "#d9731a", "#2e9d5b", "#a04fc4")
+_TEXT = "#7a8290"  # readable on white and on black
+_MAX_POINTS = 600
+# Title -> names of metrics, by patterns; those of held-out rows are drawn as points.
+_PLOTS = {
+    "Loss": r"(eval_)?loss",
+    "Accuracy of the most likely token": r"(eval_)?accuracy",
+    "Rewards": r"(eval_)?rewards/(chosen|rejected|margins)",
+    "Preferred answers that are more likely": r"(eval_)?rewards/accuracies",
+    "Learning rate": r"lr",
+    "Norm of the gradient": r"grad_norm",
+    "Tokens a second": r"tokens_per_second",
+}
+
+
+def plots(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Draws the lines of metrics.jsonl: title -> SVG.
+
+    Raises:
+      ConfigError: matplotlib is missing.
+    """
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    found: dict[str, str] = {}
+    drawn: set[str] = {"step", "learned_tokens"}
+    for title, pattern in _PLOTS.items():
+        of_plot = [name for name in names if re.fullmatch(pattern, name)]
+        if of_plot:
+            found[title] = _plot(lines, of_plot)
+        drawn.update(of_plot)
+    for name in names:
+        if name not in drawn:  # such as a user's score
+            found[name] = _plot(lines, [name])
+    return found
+
+
+def _plot(lines: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("the plots need matplotlib: pip install 'jaxis[train]'") from None
+    figure = Figure(figsize=(7.6, 2.8), layout="constrained")
+    axes = figure.add_subplot()
+    for name, color in zip(names, _COLORS * len(names), strict=False):
+        points = _thinned([(line["step"], line[name]) for line in lines if name in line])
+        style = "o-" if name.startswith("eval_") else "-"
+        axes.plot(*zip(*points, strict=True), style, color=color, label=name, markersize=3.5, linewidth=1.2)
+    axes.set_xlabel("step", color=_TEXT)
+    axes.tick_params(colors=_TEXT)
+    axes.locator_params(axis="x", integer=True)
+    axes.grid(axis="y", color=_TEXT, alpha=0.25, linewidth=0.6)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(_TEXT)
+    if len(names) > 1:
+        figure.legend(loc="outside right upper", frameon=False, labelcolor=_TEXT, fontsize=8)
+    file = io.StringIO()
+    # Text stays text, which is small and searchable in the browser; the same run gives the same page.
+    with mpl.rc_context({"svg.fonttype": "none", "font.family": "sans-serif", "svg.hashsalt": "jaxis"}):
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    return file.getvalue()[file.getvalue().index("<svg") :]
+
+
+def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """As many points as can be told apart, the last among them."""
+    every = -(-len(points) // _MAX_POINTS)
+    return points[(len(points) - 1) % every :: every]

@@ -1,0 +1,65 @@
+"""What a run writes down while it goes on: metrics.jsonl, answers.jsonl, and TensorBoard's events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxis.errors import CheckpointError
+from jaxis.host.extras import check_extra
+from jaxis.training.config import TrainingParams
+from jaxis.training.metrics import ANSWERS_FILE, METRICS_FILE, MetricsFile
+
+
+class RunLog:
+    """The files of a run that begins, or goes on, after a step.
+
+    Args:
+      params: Where they are, and which there are.
+      after_step: What was written of later steps is dropped: those steps are done again.
+
+    Raises:
+      ConfigError: TensorBoard's writer is not installed.
+      CheckpointError: A file cannot be written.
+    """
+
+    def __init__(self, params: TrainingParams, after_step: int) -> None:
+        output = Path(params.output_dir)
+        self._metrics = MetricsFile(output / METRICS_FILE, after_step)
+        self._answers = None
+        if params.metrics_function is not None:
+            self._answers = MetricsFile(output / ANSWERS_FILE, after_step)
+        self._events = None
+        if params.enable_tensorboard:
+            self._events = _open_events(Path(params.logging_dir or output / "runs"), after_step)
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Appends what was measured at a step. Raises CheckpointError."""
+        self._metrics.write(values)
+        if self._events is not None:
+            for name, value in values.items():
+                if name != "step":
+                    self._events.add_scalar(name, value, values["step"])
+
+    def write_answer(self, values: Mapping[str, Any]) -> None:
+        """Appends an answer to a held-out prompt. Raises CheckpointError."""
+        assert self._answers is not None
+        self._answers.write(values)
+
+    def close(self) -> None:
+        """Closes the files."""
+        for file in (self._metrics, self._answers, self._events):
+            if file is not None:
+                file.close()
+
+
+def _open_events(folder: Path, after_step: int) -> Any:
+    check_extra("tensorboard", "training.enable_tensorboard")
+    from tensorboardX import SummaryWriter
+
+    try:
+        # TensorBoard hides what an interrupted run wrote of steps that are done again.
+        return SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be written: {error.strerror}") from None

@@ -1,0 +1,34 @@
+"""SIGTERM and Ctrl-C, kept until a run can stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], int | None]]:
+    """Keeps SIGTERM and Ctrl-C until they are asked for; yields a function that says which one came, if any.
+
+    A second one ends the process as it would have without.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(number, previous[signal.Signals(number)])
+
+    for number in previous:
+        signal.signal(number, receive)
+    try:
+        yield lambda: received[0] if received else None
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
