@@ -25,8 +25,8 @@ class Dimensions:
     some: tuple[int, ...] = ()
     normalize: bool = False
 
-    def check(self, dimensions: int | None) -> None:
-        """Raises RequestError if vectors cannot have so many elements; None leaves them as they are."""
+    def check(self, dimensions: int | None, param: str = "dimensions") -> None:
+        """Raises RequestError, about `param`, if vectors cannot have so many elements; None leaves them as they are."""
         if dimensions is None or dimensions == self.size or dimensions in self.some:
             return
         if self.any and 1 <= dimensions < self.size:
@@ -40,7 +40,7 @@ class Dimensions:
                 f"have {self.size} elements and are not known to be trained for fewer: leave it out, or, if the "
                 "model's card says that they are, load it with --hf-overrides '{\"is_matryoshka\": true}'"
             )
-        raise RequestError(f"={dimensions} cannot be honoured: this model's vectors {can}", param="dimensions")
+        raise RequestError(f"={dimensions} cannot be honoured: this model's vectors {can}", param=param)
 
     def cut(self, vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
         """Vectors of so many elements, of length 1 again if they had that.

@@ -7,7 +7,7 @@ schemathesis = pytest.importorskip("schemathesis")
 from tests.support.openapi import check_answers  # noqa: E402
 
 PATHS = {
-    *("/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify"),
+    *("/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v2/embed", "/classify"),
     *("/api/embed", "/api/embeddings", "/embedding"),
 }
 

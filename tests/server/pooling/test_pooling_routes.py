@@ -56,6 +56,47 @@ def test_clients_share_steps_and_get_the_vectors_that_they_get_alone(http):
         np.testing.assert_array_equal(vectors, alone[start::5])
 
 
+def test_coheres_fields_ask_for_the_vectors_in_each_type(http):
+    prompts = ["w1 w2 w3", "w9", "w4 " * 100]
+    expected = embeddings(http, prompts, truncate_prompt_tokens=-1)
+    body = {"model": "jaxis-tiny", "input_type": "search_document", "texts": prompts}
+    kinds = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    answer = post(http, "/v2/embed", **body, embedding_types=kinds)
+    assert answer["response_type"] == "embeddings_by_type"
+    assert answer["texts"] == prompts
+    assert answer["meta"] == {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 5 + 3 + 64}}
+    found = answer["embeddings"]
+    assert list(found) == kinds
+    np.testing.assert_array_equal(np.float32(found["float"]), expected)
+    decoded = [np.frombuffer(base64.b64decode(each), "<f4") for each in found["base64"]]
+    np.testing.assert_array_equal(decoded, expected)
+    integers = np.array(found["int8"])
+    lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(integers, axis=1)
+    assert np.min(np.sum(expected * integers, axis=1) / lengths) > 0.9995
+    # As many steps for all vectors: products of two are those of the vectors, but for rounding.
+    units = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(integers @ integers.T / np.sum(integers[0] ** 2), units @ units.T, atol=0.03)
+    np.testing.assert_array_equal(np.array(found["uint8"]) - 128, integers)
+    np.testing.assert_array_equal(np.unpackbits(np.uint8(found["ubinary"]), axis=1), expected > 0)
+    np.testing.assert_array_equal(np.array(found["binary"]) + 128, found["ubinary"])
+    assert list(post(http, "/v2/embed", **body)["embeddings"]) == ["float"]
+    for wrong, named in (
+        ({"truncate": "NONE"}, "texts[2]"),
+        ({"truncate": "NONE", "max_tokens": 5}, "max_tokens"),
+        ({"output_dimension": 5}, "output_dimension"),
+        ({"texts": ["w1", ""]}, "texts[1]"),
+        ({"images": ["data:image/png;base64,"]}, "images"),
+        ({"truncate": "START"}, "truncate"),
+    ):
+        response = http.post("/v2/embed", json=body | wrong)
+        assert response.status_code == 400, response.text
+        assert named in response.text
+    cut = post(http, "/v2/embed", **body, max_tokens=4)
+    np.testing.assert_array_equal(
+        np.float32(cut["embeddings"]["float"]), embeddings(http, prompts, truncate_prompt_tokens=4)
+    )
+
+
 def test_scores_are_cosines_and_ties_stay_in_order(http):
     query, documents = "w1 w2", ["w9 w8", "w2 w1", {"text": "w9 w8"}, "w3"]
     plain = [each if isinstance(each, str) else each["text"] for each in documents]

@@ -20,6 +20,7 @@ from jaxis.server.pooling.classifications import (
     ClassificationResponse,
     classification_response,
 )
+from jaxis.server.pooling.cohere import CohereEmbedRequest, CohereEmbedResponse, cohere_response
 from jaxis.server.pooling.embeddings import (
     EmbeddingRequest,
     EmbeddingResponse,
@@ -127,6 +128,24 @@ async def rerank(body: RerankRequest, request: Request, context: Context) -> Res
         sides = Side("query", [body.query], is_list=False), Side("documents", list(map(text_of, body.documents)))
         scores, num_tokens = await _scores(context, body, *sides)
         return rerank_response(body, scores, num_tokens, model.name).model_dump_json()
+
+    return await _respond(request, answer, headers)
+
+
+@router.post("/v2/embed", response_model=CohereEmbedResponse, responses=_RESPONSES)
+async def cohere_embed(body: CohereEmbedRequest, request: Request, context: Context) -> Response:
+    """The vectors of texts, as Cohere has them."""
+    headers = context.ignored_fields.check(body)
+    context.model.check_name(body.model)
+    info = embedding_info(context)
+    info.dimensions.check(body.output_dimension, "output_dimension")
+    group = body.group(info, reader_of(pooling_engine(context)))
+
+    async def answer() -> str:
+        pooled = await pool(context, [group])
+        return await context.run_in_worker(
+            lambda: cohere_response(body, pooled, info).model_dump_json(), is_quick=len(body.texts) == 1
+        )
 
     return await _respond(request, answer, headers)
 

@@ -1,0 +1,148 @@
+"""/v2/embed: vectors as Cohere's clients ask for them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from jaxis.errors import RequestError
+from jaxis.pooling.frontend.wire import PoolingInfo
+from jaxis.pooling.inputs import InputReader
+from jaxis.server.http.body import LenientModel, NotApplied, is_none, new_id
+from jaxis.server.pooling.fields import Texts
+from jaxis.server.pooling.pool import PooledGroups, TextGroup
+
+# Steps of int8 on each side of zero; elements of vectors of length 1 and size E beyond 8 / sqrt(E) are clipped.
+_INT8_STEPS, _INT8_RANGE = 127, 8.0
+_PROMPTS = {"search_query": "query", "search_document": "document"}
+_TEXTS_ONLY = "inputs are text: send texts"
+
+
+def _integers(vectors: np.ndarray) -> np.ndarray:
+    """float32 [texts, E] of any length -> integers in float32, from -127 to 127, for vectors of length 1."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    factor = max(1.0, vectors.shape[1] ** 0.5 / _INT8_RANGE) * _INT8_STEPS
+    units = vectors / np.where(lengths > 0, lengths, 1)
+    return np.clip(np.round(units * factor), -_INT8_STEPS, _INT8_STEPS)
+
+
+def _bits(vectors: np.ndarray) -> np.ndarray:
+    """float32 [texts, E] -> uint8 [texts, E / 8]: whether elements are positive, the first in the highest bit."""
+    return np.packbits(vectors > 0, axis=1)
+
+
+_WRITTEN: dict[str, Callable[[np.ndarray], list[Any]]] = {
+    "float": lambda vectors: vectors.tolist(),
+    "int8": lambda vectors: _integers(vectors).astype(np.int8).tolist(),
+    "uint8": lambda vectors: (_integers(vectors) + 128).astype(np.uint8).tolist(),
+    "binary": lambda vectors: (_bits(vectors).astype(np.int16) - 128).tolist(),
+    "ubinary": lambda vectors: _bits(vectors).tolist(),
+    "base64": lambda vectors: [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors],
+}
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+
+
+class CohereEmbedRequest(LenientModel):
+    """Texts.
+
+    Attributes:
+      input_type: What the texts are for: the kind of text, if the checkpoint has words to put before it.
+      texts: At least one.
+      max_tokens: How many tokens are left of a longer text; none is as many as the model takes.
+      output_dimension: How many elements to return, of a model that was trained to have vectors cut.
+      embedding_types: How vectors are written; none is as numbers.
+      truncate: Whether one that is too long is cut at its end; none cuts it.
+    """
+
+    not_applied: ClassVar[Mapping[str, NotApplied]] = {
+        "images": NotApplied(([],), _TEXTS_ONLY),
+        "inputs": NotApplied(([],), _TEXTS_ONLY),
+        "priority": NotApplied(),
+    }
+
+    model: str | None = None
+    input_type: Literal["search_document", "search_query", "classification", "clustering"] | None = None
+    texts: Texts
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    output_dimension: Annotated[int, Field(ge=1)] | None = None
+    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1)] | None = None
+    truncate: Literal["NONE", "END"] | None = None
+
+    def group(self, info: PoolingInfo, reader: InputReader) -> TextGroup:
+        """What it asks for.
+
+        Args:
+          info: The model.
+          reader: Of its texts.
+
+        Raises:
+          RequestError: Texts are to be cut, and not to be.
+        """
+        if self.truncate == "NONE" and self.max_tokens is not None:
+            raise RequestError("is for texts that may be cut: leave it out, or truncate='NONE'", param="max_tokens")
+        kind = _PROMPTS.get(self.input_type or "", self.input_type)
+        return TextGroup(
+            self.texts,
+            "texts",
+            kind=kind if kind is not None and reader.has_kind(kind) else None,
+            truncate_tokens=None if self.truncate == "NONE" else min(self.max_tokens or -1, info.max_model_len),
+        )
+
+
+class CohereEmbeddings(BaseModel):
+    """The vectors of all texts, written in each way that was asked for."""
+
+    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
+
+    float_: list[list[float]] | None = Field(default=None, alias="float", exclude_if=is_none)
+    int8: list[list[int]] | None = Field(default=None, exclude_if=is_none)
+    uint8: list[list[int]] | None = Field(default=None, exclude_if=is_none)
+    binary: list[list[int]] | None = Field(default=None, exclude_if=is_none)
+    ubinary: list[list[int]] | None = Field(default=None, exclude_if=is_none)
+    base64: list[str] | None = Field(default=None, exclude_if=is_none)
+
+
+class CohereVersion(BaseModel):
+    """The version of Cohere's API."""
+
+    version: Literal["2"] = "2"
+
+
+class CohereUnits(BaseModel):
+    """What was computed."""
+
+    input_tokens: int
+
+
+class CohereMeta(BaseModel):
+    """What there is to say of an answer."""
+
+    api_version: CohereVersion
+    billed_units: CohereUnits
+
+
+class CohereEmbedResponse(BaseModel):
+    """The vectors of a request's texts, in their order."""
+
+    id: str
+    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
+    embeddings: CohereEmbeddings
+    texts: list[str]
+    meta: CohereMeta
+
+
+def cohere_response(request: CohereEmbedRequest, pooled: PooledGroups, info: PoolingInfo) -> CohereEmbedResponse:
+    """The answer."""
+    [vectors] = pooled.vectors
+    vectors = info.dimensions.cut(vectors, request.output_dimension)
+    kinds = dict.fromkeys(request.embedding_types or ["float"])
+    return CohereEmbedResponse(
+        id=new_id("embd"),
+        embeddings=CohereEmbeddings.model_validate({kind: _WRITTEN[kind](vectors) for kind in kinds}),
+        texts=request.texts,
+        meta=CohereMeta(api_version=CohereVersion(), billed_units=CohereUnits(input_tokens=pooled.num_tokens)),
+    )
