@@ -16,6 +16,7 @@ from tests.pooling.test_dense import save_dense
 from tests.support.encoder_checkpoints import SIZES, save_model, save_pooling, texts, wordpiece
 from tests.support.gguf_encoders import ARCHITECTURES, write_encoder
 from tests.support.gguf_models import write_gguf
+from tests.support.gguf_tokenizers import xlm_roberta
 
 
 def vectors(llm, prompts):
@@ -41,6 +42,22 @@ def test_vectors_are_those_of_the_original_checkpoint(family, mode, pooling_type
         np.testing.assert_allclose(vectors(llm, texts(6)), expected, rtol=0, atol=1e-6)
         if tokens is not None:
             assert llm.embed("w3 [MASK] w4 unknown")[0].prompt_token_ids == tokens
+
+
+def test_an_encoder_with_xlm_robertas_tokenizer_makes_the_same_vectors(tmp_path):
+    reference, keys = xlm_roberta(tmp_path)
+    save_model(tmp_path, "XLMRobertaModel", vocab_size=len(reference))
+    reference.save_pretrained(tmp_path)
+    save_pooling(tmp_path, "mean")
+    write_encoder(tmp_path, path := tmp_path / "model.gguf", tokenizer=keys)
+    prompts = ["  東京都に住んでいます \uff21\uff22", "работать 안녕하세요 नमस्ते ½ ☃☃", "quick-brown fox\n"]
+    with LLM(tmp_path, show_progress=False) as llm:
+        expected = llm.embed(prompts)
+    with LLM(path, show_progress=False, dtype="float32") as llm:
+        found = llm.embed(prompts)
+    for ours, theirs, prompt in zip(found, expected, prompts, strict=True):
+        assert ours.prompt_token_ids == theirs.prompt_token_ids == reference.encode(prompt)
+        np.testing.assert_allclose(ours.outputs.embedding, theirs.outputs.embedding, rtol=0, atol=1e-6)
 
 
 def test_a_decoders_file_says_that_it_makes_vectors_of_last_tokens(tmp_path):

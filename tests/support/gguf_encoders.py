@@ -14,6 +14,7 @@ from tests.support.gguf_models import add_key
 ARCHITECTURES = {
     "BertModel": "bert",
     "RobertaModel": "bert",
+    "XLMRobertaModel": "bert",
     "NomicBertModel": "nomic-bert",
     "Gemma3TextModel": "gemma-embedding",
 }
@@ -21,15 +22,18 @@ _ARCHS = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 CONTROL, NORMAL = 3, 1
 
 
-def write_encoder(folder, path, *, pooling_type=1, quantize=lambda *_: None, keys=None):
-    """Writes a GGUF file; see `write_gguf`. Dense modules come along, as with --sentence-transformers-dense-modules."""
+def write_encoder(folder, path, *, pooling_type=1, quantize=lambda *_: None, keys=None, tokenizer=None):
+    """Writes a GGUF file; see `write_gguf`. Dense modules come along, as with --sentence-transformers-dense-modules.
+
+    The tokenizer's keys are those of the folder's WordPiece tokenizer unless they are given.
+    """
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
     is_gemma = architecture == "gemma-embedding"
     tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     unused = ("pooler.", "embeddings.position_ids")
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(unused)}
-    first_position = config["pad_token_id"] + 1 if config["architectures"] == ["RobertaModel"] else 0
+    first_position = config["pad_token_id"] + 1 if "Roberta" in config["architectures"][0] else 0
     values = {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"] - first_position,
@@ -62,7 +66,11 @@ def write_encoder(folder, path, *, pooling_type=1, quantize=lambda *_: None, key
         add_key(writer, f"{architecture}.{key}", value)
     if not is_gemma:
         add_key(writer, "tokenizer.ggml.token_type_count", config.get("type_vocab_size", 2))
-        _add_wordpiece(writer, Tokenizer.from_file(str(folder / "tokenizer.json")))
+        if tokenizer is None:
+            _add_wordpiece(writer, Tokenizer.from_file(str(folder / "tokenizer.json")))
+    for key, value in (tokenizer or {}).items():
+        if key.startswith("tokenizer."):
+            add_key(writer, key, value)
     names = gguf.get_tensor_name_map(_ARCHS[architecture], config["num_hidden_layers"])
     for name, tensor in tensors.items():
         stored = names.get_name(

@@ -2,14 +2,22 @@
 
 import io
 import json
+import random
 
 import gguf
 import sentencepiece
+import transformers
 
+from jaxis.tokenizer.sentencepiece import SentencePieceModel
 from tests.support.gguf_models import add_key
 from tests.support.tokenizer_families import CORPUS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+MULTILINGUAL = """
+the quick brown foxes jumped over lazy dogs , running quickly . straße größer schön Übermut français déjà garçon œuvre
+мир мирный работа работать хорошо לשלום עולם עברית مرحبا بالعالم العربية नमस्ते दुनिया हिन्दी สวัสดีชาวโลก ภาษาไทย
+東京都に住んでいます 日本語 カタカナ 我们 学习 中文 한국어 안녕하세요 세계 xin chào Việt Nam 12345 3.14 e-mail x=y+1
+"""
 # llama.cpp needs a model's shape to open a file, if only for the vocabulary.
 _SHAPE = {
     "context_length": 64,
@@ -37,11 +45,11 @@ def byte_level_metadata(backend, pre, **keys):
     )
 
 
-def train_sentencepiece(**options):
-    """A small SentencePiece BPE model of the corpus with byte fallback."""
+def train_sentencepiece(corpus=CORPUS, **options):
+    """A small SentencePiece BPE model of a corpus with byte fallback."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(CORPUS),
+        sentence_iterator=iter(corpus),
         model_writer=model,
         **{
             "model_type": "bpe",
@@ -73,6 +81,44 @@ def sentencepiece_metadata(processor, user_defined=(), **keys):
         if token in user_defined:
             tokens[i], scores[i], types[i] = token.replace("▁", " "), -1000.0, USER_DEFINED
     return _metadata(model="llama", tokens=tokens, scores=scores, token_type=types, **keys)
+
+
+def xlm_roberta(folder):
+    """A small tokenizer of XLM-RoBERTa's kind in transformers, and its metadata from sentencepiece.bpe.model."""
+    options = {"model_type": "unigram", "byte_fallback": False, "normalization_rule_name": "nmt_nfkc"}
+    options |= {"remove_extra_whitespaces": True, "allow_whitespace_only_pieces": False, "vocab_size": 500}
+    words, choose = MULTILINGUAL.split(), random.Random(0)
+    # Also of parts of words, so that there are many ways to cut one.
+    parts = [word[start : start + size] for word in words for start in range(len(word)) for size in (2, 3, 5)]
+    corpus = [" ".join(choose.choices(words, k=4) + choose.choices(parts, k=8)) for _ in range(800)]
+    processor = train_sentencepiece(corpus, **options, character_coverage=0.99)
+    path = folder / "sentencepiece.bpe.model"
+    path.write_bytes(processor.serialized_model_proto())
+    charsmap = SentencePieceModel.from_file(path).charsmap
+    size = processor.get_piece_size()
+    pieces = [(processor.id_to_piece(i), processor.get_score(i), piece_type(processor, i)) for i in range(size)]
+    starts = ["<s>", "<pad>", "</s>", "<unk>"]
+    vocabulary = [(token, 0.0) for token in starts] + [piece[:2] for piece in pieces[3:]] + [("<mask>", 0.0)]
+    reference = transformers.XLMRobertaTokenizer(vocab=vocabulary, _spm_precompiled_charsmap=charsmap)
+    # The converter fills up to the table's rows, moves all by one, and has no row for <mask>.
+    rows = [*zip(starts, [0.0] * 4, [CONTROL, CONTROL, CONTROL, UNKNOWN], strict=True), *pieces[3:]]
+    rows.append((f"[PAD{size}]", -10000.0, UNUSED))
+    tokens, scores, types = map(list, zip(*rows, strict=True))
+    ids = {"bos_token_id": 0, "eos_token_id": 2, "unknown_token_id": 3, "padding_token_id": 1, "seperator_token_id": 2}
+    return reference, _metadata(
+        model="t5",
+        pre="default",
+        architecture="bert",
+        tokens=tokens,
+        scores=scores,
+        token_type=types,
+        add_space_prefix=True,
+        remove_extra_whitespaces=True,
+        precompiled_charsmap=list(charsmap),
+        add_bos_token=True,
+        add_eos_token=True,
+        **ids,
+    )
 
 
 def _metadata(**keys):

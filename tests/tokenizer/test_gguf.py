@@ -18,6 +18,7 @@ from tests.support.gguf_tokenizers import (
     sentencepiece_metadata,
     train_sentencepiece,
     write_gguf,
+    xlm_roberta,
 )
 from tests.support.tokenizer_families import TEXTS
 
@@ -70,6 +71,30 @@ def test_ids_of_a_gemma_vocabulary_equal_sentencepiece(gemma_processor, gemma_me
     runs = [f"a{' ' * n}b" for n in range(40)] + ["\n" * n + "<b>x</b>" for n in range(30)] + [" " * 50]
     for text in [*TEXTS_WITHOUT_TOKENS, *random_texts(300), *runs]:
         assert ours.encode(text, add_special_tokens=False) == gemma_processor[0].encode(text), text
+
+
+def test_ids_of_a_unigram_vocabulary_are_those_of_transformers_xlm_roberta(tmp_path):
+    reference, metadata = xlm_roberta(tmp_path)
+    choose = random.Random(0)
+    letters = [*map(chr, range(32, 127)), *"ßéΩжשלוםمرحباनमस्तेสวัสดี東京ＡＢ①½ﬁ…ｶﾞ한국👩‍🌈́\u3000\xa0\t\n", *" " * 60]
+    texts = ["".join(choose.choices(letters, k=choose.randint(1, 60))) for _ in range(300)]
+    texts += [text for text in TEXTS if "<" not in text]
+    words = [token.replace("▁", " ") for token in metadata["tokenizer.ggml.tokens"][4:-1]]
+    texts += ["".join(choose.choices(words, k=choose.randint(1, 20))) for _ in range(200)]
+    # As converted from tokenizer.json: another value of this key, and a row for <mask>.
+    other = dict(metadata)
+    other["tokenizer.ggml.remove_extra_whitespaces"] = False
+    other["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"][:-1], "<mask>"]
+    other["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"][:-1], CONTROL]
+    other["tokenizer.ggml.scores"] = [*metadata["tokenizer.ggml.scores"][:-1], 0.0]
+    used = set()
+    for ours in (load(metadata), load(other)):
+        for text in [*texts, "", " ", f"a {metadata['tokenizer.ggml.tokens'][-1]} b"]:
+            expected = reference.encode(text)
+            assert ours.encode(text) == expected, text
+            used.update(expected)
+    assert len(used) > 300
+    assert reference.unk_token_id in used
 
 
 @pytest.mark.parametrize("name", ["llama_metadata", "gemma_metadata"])
@@ -270,7 +295,9 @@ def test_an_unknown_way_to_split_text_is_refused(byte_level, pre):
         load(edited(byte_level, pre=pre))
 
 
-@pytest.mark.parametrize(("model", "reason"), [("t5", "kind 't5'"), ("none", "no tokenizer"), (None, "no tokenizer")])
+@pytest.mark.parametrize(
+    ("model", "reason"), [("rwkv", "kind 'rwkv'"), ("none", "no tokenizer"), (None, "no tokenizer")]
+)
 def test_other_kinds_of_tokenizers_are_refused_by_name(byte_level, model, reason):
     with pytest.raises(CheckpointError, match=reason):
         load(edited(byte_level, model=model))

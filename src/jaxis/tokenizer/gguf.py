@@ -18,9 +18,12 @@ from jaxis.tokenizer.byte_level_files import SPLIT_RULES, adds_bos_by_default
 from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig, add_sequence_ends
 from jaxis.tokenizer.sentencepiece import (
     WORD_START,
+    ModelType,
     Piece,
     PieceType,
+    SentencePieceModel,
     SpacePrefix,
+    sentencepiece_backend,
     sentencepiece_bpe_backend,
     writes_spaces_after_special_tokens,
 )
@@ -39,6 +42,7 @@ SPECIAL_TOKEN_KEYS = {
 _ASSUMED_IDS = {
     "llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
     "bert": {"seperator_token_id": 102, "unknown_token_id": 100, "padding_token_id": 0},
+    "t5": {"eos_token_id": 1, "unknown_token_id": 2, "padding_token_id": 0},
 }
 _END_OF_TURN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # The end-of-sequence token of a chat model's file is often its base model's; these end an answer wherever they exist.
@@ -83,12 +87,12 @@ def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> tuple[tokenizers
     """
     values = _Values(metadata, source)
     model = values.get("model", str)
-    if model not in ("bert", "llama", "gpt2"):
+    if model not in ("bert", "llama", "gpt2", "t5"):
         raise CheckpointError(
             f"{source} has no tokenizer"
             if model in _NO_TOKENIZER
-            else f"{source} has a tokenizer of the kind {model!r}; supported: 'llama' (SentencePiece BPE), 'gpt2' "
-            f"(byte-level BPE) and 'bert' (WordPiece); {_INSTEAD}"
+            else f"{source} has a tokenizer of the kind {model!r}; supported: 'llama' (SentencePiece BPE), 't5' "
+            f"(SentencePiece Unigram), 'gpt2' (byte-level BPE) and 'bert' (WordPiece); {_INSTEAD}"
         )
     pieces = _pieces(values)
     ids = _special_token_ids(values, len(pieces), model)
@@ -99,6 +103,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> tuple[tokenizers
     elif model == "llama":
         backend = _sentencepiece_backend(values, pieces)
         _add_ends(backend, values, ids, adds_bos=True)
+    elif model == "t5":
+        backend = _unigram_backend(values, pieces, ids)
+        _add_ends(backend, values, ids, adds_bos=False, adds_eos=True)
     else:
         backend = _gpt2_backend(values, pieces)
         adds_bos = "bos_token_id" in ids and adds_bos_by_default(values.get("pre", str) or "")
@@ -208,6 +215,34 @@ def _sentencepiece_backend(values: _Values, pieces: list[Piece]) -> tokenizers.T
     return backend
 
 
+def _unigram_backend(values: _Values, pieces: list[Piece], ids: dict[str, int]) -> tokenizers.Tokenizer:
+    normal = [piece.score for piece in pieces if piece.type != PieceType.UNUSED]
+    if not normal:
+        raise values.fault("the vocabulary has no token that is used")
+    # What is unknown costs a little more than the worst token. Rows that fill the table up are no tokens, and their
+    # texts, such as [PAD250001], no text: behind a null character, they are found in none.
+    pieces = [
+        Piece(f"\0{piece.text}", min(normal), piece.type) if piece.type == PieceType.UNUSED else piece
+        for piece in pieces
+    ]
+    charsmap = values.array("precompiled_charsmap", int) or []
+    if not all(-128 <= byte <= 255 for byte in charsmap):
+        raise values.fault("tokenizer.ggml.precompiled_charsmap has elements that are not bytes")
+    # Converters write something else into this key for XLM-RoBERTa where the folder has only tokenizer.json.
+    removes = values.get("remove_extra_whitespaces", bool) is not False or values.architecture == "bert"
+    model = SentencePieceModel(
+        pieces=pieces,
+        model_type=ModelType.UNIGRAM,
+        byte_fallback=any(piece.type == PieceType.BYTE for piece in pieces),
+        charsmap=bytes(byte & 0xFF for byte in charsmap),
+        add_dummy_prefix=values.get("add_space_prefix", bool) is not False,
+        remove_extra_whitespaces=removes,
+        whitespace_as_suffix=False,
+        special_ids={"unk_token": ids["unknown_token_id"]},
+    )
+    return sentencepiece_backend(model, pieces, "each" if model.add_dummy_prefix else "never", values.source)
+
+
 def _with_word_starts(piece: Piece) -> Piece:
     """A user-defined run of spaces as SentencePiece spells it; the file has it as the text has it."""
     if piece.type == PieceType.USER_DEFINED and not piece.text.strip(" "):
@@ -283,10 +318,12 @@ def _whole_tokenizer(text: str, source: str) -> tokenizers.Tokenizer:
         ) from error
 
 
-def _add_ends(backend: tokenizers.Tokenizer, values: _Values, ids: dict[str, int], *, adds_bos: bool) -> None:
+def _add_ends(
+    backend: tokenizers.Tokenizer, values: _Values, ids: dict[str, int], *, adds_bos: bool, adds_eos: bool = False
+) -> None:
     """Sets what encoding adds before and after a string."""
     ends: dict[str, int | None] = {"bos": None, "eos": None}
-    for end, default in (("bos", adds_bos), ("eos", False)):
+    for end, default in (("bos", adds_bos), ("eos", adds_eos)):
         wanted = values.get(f"add_{end}_token", bool)
         if default if wanted is None else wanted:
             ends[end] = ids.get(f"{end}_token_id")
