@@ -50,6 +50,13 @@ def test_options_that_contradict_each_other_are_refused(tmp_path, monkeypatch):
     assert not LoraOptions().allows_updates
 
 
+def test_layers_with_room_are_named_with_commas_between_them():
+    named = LoraOptions(enable_lora=True, lora_target_modules="q_proj,embed_tokens").llm_arguments()
+    assert named["lora_target_modules"] == ["q_proj", "embed_tokens"]
+    with pytest.raises(ConfigError, match="--lora-target-modules needs --enable-lora"):
+        LoraOptions(lora_target_modules="q_proj").llm_arguments()
+
+
 def test_generate_takes_an_adapter_without_merging_it(tmp_path):
     folder = save_adapter(EMBEDDED_MODEL, tmp_path / "adapter", scale=0.5)
     params, messages = SamplingParams(temperature=0, max_tokens=12), [{"role": "user", "content": "hello"}]

@@ -22,6 +22,7 @@ from jaxis import LLM, SamplingParams
 from jaxis.bringup.verify.compare import relative_error
 from jaxis.errors import ConfigError
 from jaxis.lora import LoRARequest
+from jaxis.outputs import CompletionOutput
 from tests.support.adapters import randomize
 from tests.support.parity import FAMILIES, Family, checkpoint_folder, prompt, reference_model
 from tests.support.quick_rows import quick_rows
@@ -94,12 +95,16 @@ def by_request(trial: Trial) -> float:
                 continue
             break
     completion = output.outputs[0]
-    logits = trial.logits(TOKENS + completion.token_ids)
+    return logprob_error(completion, trial.logits(TOKENS + completion.token_ids))
+
+
+def logprob_error(completion: CompletionOutput, logits: np.ndarray) -> float:
+    """The largest error of a log-probability, next to the largest of the logits [T, V] of prompt and completion."""
     rows = logits - logits.max(-1, keepdims=True)
     rows -= np.log(np.exp(rows).sum(-1, keepdims=True))
     return max(
         abs(each.logprob - rows[len(TOKENS) - 1 + i, token]) / np.abs(logits).max()
-        for i, step in enumerate(completion.logprobs)
+        for i, step in enumerate(completion.logprobs or [])
         for token, each in step.items()
     )
 
@@ -122,6 +127,29 @@ def test_adapters_compute_what_pefts_do_or_are_refused_by_name(name, tmp_path):
     cells = [f"{error:.1e} | {', '.join(trial.refused)}" for error, trial in zip(errors, trials, strict=True)]
     print(f"\n| {name} | {' | '.join(cells)} |")
     assert max(errors) < 1e-4
+
+
+@pytest.mark.parametrize("name", quick_rows(ROWS, ["Gemma 3"]))
+def test_adapters_of_embeddings_compute_what_pefts_do(name, tmp_path):
+    family = ROWS[name]
+    base = copy.deepcopy(reference_model(family))
+    table = base.get_input_embeddings()
+    [end] = {path.rpartition(".")[2] for path, module in base.named_modules() if module is table}
+    adapted = peft.get_peft_model(base, peft.LoraConfig(target_modules=[end], r=4, lora_alpha=8)).eval()
+    randomize(adapted)
+    adapted.save_pretrained(tmp_path)
+    with LLM(checkpoint_folder(family), enable_lora=True, lora_target_modules=[end], **SIZES) as llm:
+        [output] = llm.generate([TOKENS], GREEDY, lora_request=LoRARequest("a", 1, tmp_path), progress=False)
+    completion = output.outputs[0]
+    with torch.no_grad():
+        logits = adapted(torch.tensor([TOKENS + completion.token_ids])).logits[0].double()
+        with adapted.disable_adapter():
+            assert (
+                relative_error(adapted(torch.tensor([TOKENS])).logits[0].numpy(), logits[: len(TOKENS)].numpy()) > 0.1
+            )
+    error = logprob_error(completion, logits.numpy())
+    print(f"\n| {name}, embeddings | {error:.1e} |")
+    assert error < 2e-5
 
 
 EXPERTS = [

@@ -172,7 +172,7 @@ def test_requests_that_cannot_have_their_adapter_say_why(base, llm, adapters, tm
     for config, named in (
         ({"r": 32}, "has rank 32, more than max_lora_rank=16"),
         ({"use_dora": True}, "with use_dora"),
-        ({"target_modules": ["embed_tokens"]}, "embed_tokens"),
+        ({"target_modules": ["embed_tokens"]}, "embed_tokens', for which requests have no room"),
         ({"modules_to_save": ["norm"]}, "which is the same for all requests"),
     ):
         path = save_adapter(base, tmp_path / named.replace(" ", ""), **config)
@@ -180,6 +180,40 @@ def test_requests_that_cannot_have_their_adapter_say_why(base, llm, adapters, tm
             llm.generate([PROMPTS[0]], GREEDY, lora_request=LoRARequest("a", 1, path))
     with LLM(str(base), max_model_len=64) as plain, pytest.raises(RequestError, match=r"needs LLM\(.*enable_lora=True"):
         plain.generate([PROMPTS[0]], GREEDY, lora_request=adapters[0])
+
+
+def test_embeddings_are_those_of_peft_and_the_same_in_any_batch(base, tmp_path):
+    kinds = [{"target_modules": ["embed_tokens"]}, {"target_modules": ["q_proj", "embed_tokens"], "r": 16}, {"r": 8}]
+    adapters = [LoRARequest(f"a{i}", 1, save_adapter(base, tmp_path / f"a{i}", seed=i, **kinds[i])) for i in range(3)]
+    chosen, prompts = [None, *adapters], [PROMPTS[0]] * 4
+    sizes = {"max_model_len": 64, "max_num_seqs": 8, "kv_cache_memory": "8MiB", "enable_lora": True}
+    with LLM(str(base), max_loras=4, lora_target_modules=["all-linear", "embed_tokens"], **sizes) as llm:
+        alone = []
+        for adapter in chosen:
+            llm.engine.reset_prefix_cache()
+            alone += llm.generate([PROMPTS[0]], GREEDY, lora_request=adapter)
+        llm.engine.reset_prefix_cache()
+        assert list(map(_bits, llm.generate(prompts, GREEDY, lora_request=chosen))) == list(map(_bits, alone))
+    for adapter, output in zip(adapters, alone[1:], strict=True):
+        tokens = output.outputs[0].token_ids
+        logits = reference_logits(base, adapter.lora_path, PROMPTS[0] + tokens).astype(np.float64)
+        rows = _log_softmax(logits)[len(PROMPTS[0]) - 1 :]
+        steps = zip(output.outputs[0].logprobs, rows[: len(tokens)], strict=True)
+        errors = [abs(each.logprob - row[token]) for step, row in steps for token, each in step.items()]
+        assert max(errors) < 1e-5 * np.abs(logits).max()
+
+
+def test_places_are_for_the_layers_that_are_named(base, adapters, llm):
+    sizes = {"max_model_len": 64, "kv_cache_memory": "8MiB", "enable_lora": True}
+    with LLM(str(base), lora_target_modules=["q_proj", "v_proj"], **sizes) as few:
+        assert 0 < few._built.variants.bytes_per_place < llm._built.variants.bytes_per_place / 2
+        expected = llm.generate([PROMPTS[0]], GREEDY, lora_request=adapters[1])
+        found = few.generate([PROMPTS[0]], GREEDY, lora_request=adapters[1])
+        assert list(map(_bits, found)) == list(map(_bits, expected))
+        with pytest.raises(ConfigError, match="for which requests have no room: name it among lora_target_modules"):
+            few.generate([PROMPTS[0]], GREEDY, lora_request=adapters[0])
+    with pytest.raises(ConfigError, match="no layer that requests can change has a name that ends in 'proj'"):
+        LLM(str(base), lora_target_modules=["proj"], **sizes)
 
 
 def test_preemption_changes_no_answer_of_an_adapter(base, llm, adapters):

@@ -40,6 +40,14 @@ class LoraOptions:
     ] = False
     max_loras: Annotated[int, _lora("Adapters in a step; others wait.", min=1, metavar="NUMBER")] = 1
     max_lora_rank: Annotated[int, _lora("Largest rank of an adapter.", min=1, metavar="NUMBER")] = 16
+    lora_target_modules: Annotated[
+        str | None,
+        _lora(
+            "Layers with room for adapters (default: all-linear); embed_tokens must be named.",
+            metavar="NAME,NAME,...",
+            show_default=False,
+        ),
+    ] = None
     max_cpu_loras: Annotated[int | None, _lora("Adapters in memory (default: no limit).", min=1, metavar="NUMBER")] = (
         None
     )
@@ -59,7 +67,7 @@ class LoraOptions:
         """
         given = dataclasses.asdict(self)
         if not self.enable_lora:
-            for name in ("lora_modules", "lora_root", "lora_updates"):
+            for name in ("lora_modules", "lora_root", "lora_updates", "lora_target_modules"):
                 if given[name]:
                     raise ConfigError(f"--{name.replace('_', '-')} needs --enable-lora")
             return {}
@@ -69,6 +77,7 @@ class LoraOptions:
             )
         del given["lora_updates"]
         root = None if self.lora_root is None else os.path.abspath(self.lora_root)
+        given["lora_target_modules"] = self.lora_target_modules and self.lora_target_modules.split(",")
         return given | {"lora_modules": read_modules(self.lora_modules or ()), "lora_root": root}
 
     def check_none(self, because: str) -> None:

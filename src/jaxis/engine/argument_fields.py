@@ -213,6 +213,7 @@ class EngineArgFields:
     max_loras: int = field(default=1, metadata=_info(minimum=1, speed_only=True))
     max_lora_rank: int = field(default=16, metadata=_info(minimum=1, speed_only=True))
     max_cpu_loras: int | None = field(default=None, metadata=_info(minimum=1, speed_only=True))
+    lora_target_modules: Sequence[str] | None = field(default=None, metadata=_info(speed_only=True))
     lora_modules: Mapping[str, str] | None = field(default=None, metadata=_info(speed_only=True))
     lora_root: str | os.PathLike[str] | None = field(default=None, metadata=_info(speed_only=True))
     speculative_config: Mapping[str, Any] | None = field(

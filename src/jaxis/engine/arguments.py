@@ -88,6 +88,8 @@ class EngineArgs(EngineArgFields):
       max_loras: Most adapters in a step; requests with others wait. Each takes memory, whether or not it is used.
       max_lora_rank: Largest rank of such an adapter.
       max_cpu_loras: Most adapters that are kept in memory, in use or not; None is all.
+      lora_target_modules: The layers that such adapters have room for: ends of their names, such as "q_proj", and
+        "all-linear", which None is. Embeddings, such as "embed_tokens", must be named.
       lora_modules: Name -> folder of adapters that are loaded at the start, for a server.
       lora_root: A folder outside of which no adapter is read.
       speculative_config: Guess next tokens and compute several at a time, which changes no answer: {"method": "ngram"}
@@ -179,6 +181,8 @@ class EngineArgs(EngineArgFields):
             )
         if self.lora_modules and not self.enable_lora:
             raise ConfigError("lora_modules needs enable_lora")
+        if isinstance(self.lora_target_modules, str):
+            raise ConfigError('lora_target_modules is a list of names, such as ["q_proj", "v_proj"]')
         if self.max_cpu_loras is not None and len(self.lora_modules or ()) > self.max_cpu_loras:
             num_named = len(self.lora_modules or ())
             raise ConfigError(f"max_cpu_loras={self.max_cpu_loras} is less than the {num_named} of lora_modules")

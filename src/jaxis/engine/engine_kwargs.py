@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypedDict, TypeVar
 
@@ -61,6 +61,7 @@ class EngineKwargs(TypedDict, total=False):
     max_loras: int
     max_lora_rank: int
     max_cpu_loras: int | None
+    lora_target_modules: Sequence[str] | None
     lora_modules: Mapping[str, str] | None
     lora_root: str | os.PathLike[str] | None
     speculative_config: Mapping[str, Any] | None

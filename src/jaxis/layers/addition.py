@@ -51,6 +51,36 @@ class LowRankAddition(JaxModule):
         return LowRankStack(self.a.get_value(), self.b.get_value(), self.ranks.get_value())
 
 
+class LookupAddition(JaxModule):
+    """Adds `b.T @ a[id]` to an embedding that is looked up, with the matrices of the row's slot.
+
+    Args:
+      num_slots: S.
+      rank: r, of a slot at most.
+      num_embeddings: V.
+      features: E.
+      rows: The slots of rows; see `LowRankAddition`.
+      dtype: The matrices' type, float32 or bfloat16.
+    """
+
+    def __init__(
+        self, num_slots: int, rank: int, num_embeddings: int, features: int, rows: StepRows, dtype: DTypeLike
+    ) -> None:
+        self.a = nnx.Variable(jnp.zeros((num_slots, num_embeddings, rank), dtype))
+        self.b = nnx.Variable(jnp.zeros((num_slots, rank, features), dtype))
+        self.ranks = nnx.Variable(jnp.zeros(num_slots, jnp.int32))
+        self.rows = rows
+
+    def __call__(self, input_ids: jax.Array) -> jax.Array:
+        """input_ids [T] -> float32 [T, E]."""
+        slots, a, b = self.rows.slots.get_value(), self.a.get_value(), self.b.get_value()
+        u = a[jnp.maximum(slots - 1, 0), input_ids]
+        # The rows of the identity as the first matrix: the sums of a row are in an order of their own, as in layers.
+        identity = jnp.broadcast_to(jnp.eye(a.shape[2], dtype=a.dtype), (len(a), a.shape[2], a.shape[2]))
+        [product] = low_rank(u, slots, [LowRankStack(identity, b, self.ranks.get_value())])
+        return product
+
+
 class _Adds(Protocol):
     output_size: int
     addition: LowRankAddition | None

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.kernels.weights import lookup, matmul
+from jaxis.layers.addition import LookupAddition
 from jaxis.layers.linear import DEFAULT_INIT, JaxLinear
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scale import scaled
@@ -29,9 +30,13 @@ class JaxEmbed(JaxModule):
       scale: Multiplies the embeddings that are looked up; rounded to their type first (Gemma).
       dtype: Data type of the embeddings.
       quant_config, prefix: See `JaxLinear`.
+
+    Attributes:
+      addition: What is added to what is looked up, before `scale`; None: nothing. Never to `decode`.
     """
 
     weight: nnx.Param
+    addition: LookupAddition | None = None
     can_be_packed = True
 
     def __init__(
@@ -62,6 +67,8 @@ class JaxEmbed(JaxModule):
     def __call__(self, input_ids: jax.Array) -> jax.Array:
         """input_ids [T] -> [T, E]."""
         rows = lookup(input_ids, self.weight.get_value(), self.dtype, axes=self.kernel_axes)
+        if self.addition is not None:
+            rows = (rows.astype(jnp.float32) + self.addition(input_ids)).astype(self.dtype)
         return scaled(rows, self.scale)
 
     def decode(self, hidden_states: jax.Array) -> jax.Array:

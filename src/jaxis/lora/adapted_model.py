@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import jax
@@ -15,15 +16,19 @@ from jax.typing import DTypeLike
 from jaxis.config.quantization import ApplyingQuantMethod
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.errors import ConfigError
-from jaxis.layers.addition import LowRankAddition, StepRows
+from jaxis.layers.addition import LookupAddition, LowRankAddition, StepRows
 from jaxis.layers.checkpoint_names import checkpoint_names_of
+from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.routing import JaxRouter
 from jaxis.lora.adapter import Adapter, LowRankChange
 
-# Linear layers that are called with each token of a step, in its order. Others are absorbed or see some rows only.
+# Layers that are called with each token of a step, in its order. Others are absorbed or see some rows only.
 _KINDS = (JaxLinear, JaxRouter)
+ALL_LINEAR = "all-linear"
+"""All that requests can change but embeddings, whose matrices are large; what there is room for by default."""
+_Layer = JaxLinear | JaxEmbed
 _TABLES = ("a", "b", "ranks")
 _MOST_HEADER_BYTES = 64 << 20
 
@@ -38,20 +43,31 @@ class AdaptedModel:
       base: The model.
       num_places: Adapters whose matrices there is room for.
       max_rank: Of an adapter.
+      targets: The layers that there is room for: ends of their names, and ALL_LINEAR.
+
+    Raises:
+      ConfigError: No layer has such a name.
     """
 
-    def __init__(self, base: ModelArrays, num_places: int, max_rank: int) -> None:
+    def __init__(
+        self, base: ModelArrays, num_places: int, max_rank: int, targets: Sequence[str] = (ALL_LINEAR,)
+    ) -> None:
         model = base.model
         self.num_places, self.max_rank = num_places, max_rank
         self._names = checkpoint_names_of(model)
-        found = dict(_adaptable(model))
-        self._layers = {name: layer for name, layer in found.items() if not layer.has_moved_rows}
+        found = dict(_adaptable(model, targets))
+        every = dict(_adaptable(model))
+        self._without_room = every.keys() - found.keys()
+        self._embeddings = {name: layer for name, layer in every.items() if isinstance(layer, JaxEmbed)}
+        self._layers = {
+            name: layer for name, layer in found.items() if isinstance(layer, JaxEmbed) or not layer.has_moved_rows
+        }
         self._moved = found.keys() - self._layers.keys()
         rows, dtype = StepRows(), _table_type(base.hidden_states.dtype)
         self.bytes_per_place = _place_bytes(self._layers.values(), dtype, max_rank)
         for layer in self._layers.values():
-            sizes = layer.input_size, layer.output_size
-            layer.addition = LowRankAddition(num_places, max_rank, *sizes, rows, dtype)
+            kind = LookupAddition if isinstance(layer, JaxEmbed) else LowRankAddition
+            layer.addition = kind(num_places, max_rank, *_sizes(layer), rows, dtype)
         setattr(model, _ROWS, rows)
         self._split = ModelArrays(model, base.hidden_states, has_head=False)
         self._index = {name: i for i, name in enumerate(self._split.bytes_by_name())}
@@ -63,8 +79,12 @@ class AdaptedModel:
 
     @property
     def most_file_bytes(self) -> int:
-        """Bytes of a file that can be an adapter of the model: what has a place, in float32, twice, and a header."""
-        return 4 * self.bytes_per_place + _MOST_HEADER_BYTES
+        """Bytes of a file that can be an adapter of the model: what has a place, in float32, twice, and a header.
+
+        Of embeddings, PEFT also saves the base's weight.
+        """
+        tables = sum(math.prod(_sizes(layer)) for layer in self._embeddings.values())
+        return 4 * (self.bytes_per_place + tables) + _MOST_HEADER_BYTES
 
     def merge(self, arrays: list[jax.Array], places: jax.Array) -> GenerativeModel:
         """See `Variants`."""
@@ -78,9 +98,12 @@ class AdaptedModel:
         Raises:
           ConfigError: The adapter changes what requests cannot change one by one, or was made for another model.
         """
-        if adapter.replaced:
+        replaced = {
+            name for name, tensor in adapter.replaced.items() if not self._is_base_of_change(adapter, name, tensor)
+        }
+        if replaced:
             raise ConfigError(
-                f"{adapter.path} replaces {min(adapter.replaced)!r}, which is the same for all requests: merge it "
+                f"{adapter.path} replaces {min(replaced)!r}, which is the same for all requests: merge it "
                 "while loading (--adapter FOLDER --merge)"
             )
         if adapter.experts:
@@ -92,8 +115,13 @@ class AdaptedModel:
         for theirs, change in adapter.changes.items():
             name = self._names.name_here(theirs)
             layer = self._layers.get(name)
-            if layer is None or change.is_embedding or change.magnitude is not None:
-                what = "which is not a linear layer that can be changed for some requests only"
+            if name in self._without_room:
+                raise ConfigError(
+                    f"{adapter.path} changes {theirs!r}, for which requests have no room: name it among "
+                    "lora_target_modules"
+                )
+            if layer is None or change.is_embedding != isinstance(layer, JaxEmbed) or change.magnitude is not None:
+                what = "which is not a layer that can be changed for some requests only"
                 if change.magnitude is not None:
                     what = "with use_dora, which cannot be for some requests only"
                 if name in self._moved:
@@ -101,11 +129,11 @@ class AdaptedModel:
                 raise ConfigError(
                     f"{adapter.path} changes {theirs!r}, {what}: merge it while loading (--adapter FOLDER --merge)"
                 )
-            if (change.output_size, change.input_size) != (layer.output_size, layer.input_size):
+            if (sizes := (change.input_size, change.output_size)) != _sizes(layer):
+                kinds = "tokens", "features" if change.is_embedding else "features in", "features out"
                 raise ConfigError(
-                    f"{adapter.path}: {theirs!r} is for {change.input_size} features in and {change.output_size} out, "
-                    f"but the model's has {layer.input_size} and {layer.output_size}: the adapter was trained on "
-                    "another model"
+                    f"{adapter.path}: {theirs!r} is for {sizes[0]} {kinds[0]} and {sizes[1]} {kinds[1]}, but the "
+                    f"model's has {' and '.join(map(str, _sizes(layer)))}: the adapter was trained on another model"
                 )
             if change.rank > self.max_rank:
                 raise ConfigError(
@@ -114,6 +142,12 @@ class AdaptedModel:
             # Copies: the file may be replaced while requests use what it held.
             changes[name] = dataclasses.replace(change, a=np.array(change.a), b=np.array(change.b))
         return changes
+
+    def _is_base_of_change(self, adapter: Adapter, name: str, tensor: np.ndarray) -> bool:
+        """Whether a tensor is the table that an embedding's change was trained on, which PEFT never trains with it."""
+        module = name.removesuffix(".weight")
+        change, layer = adapter.changes.get(module), self._embeddings.get(self._names.name_here(module))
+        return change is not None and change.is_embedding and layer is not None and tensor.shape == _sizes(layer)
 
     def put(self, changes: Mapping[str, LowRankChange], place: int) -> None:
         """Puts an adapter's matrices into a place, from 0 on; steps that were dispatched before do not see them."""
@@ -130,14 +164,21 @@ class AdaptedModel:
 _ROWS = "step_rows"
 
 
-def place_bytes(model: JaxModule, dtype: DTypeLike, max_rank: int) -> int:
+def place_bytes(model: JaxModule, dtype: DTypeLike, max_rank: int, targets: Sequence[str] = (ALL_LINEAR,)) -> int:
     """Bytes of one adapter's matrices beside a model that computes in some type; it may be one without weights."""
-    return _place_bytes([layer for _, layer in _adaptable(model)], _table_type(dtype), max_rank)
+    return _place_bytes([layer for _, layer in _adaptable(model, targets)], _table_type(dtype), max_rank)
 
 
-def _place_bytes(layers: Iterable[JaxLinear], table_type: DTypeLike, max_rank: int) -> int:
-    elements = max_rank * sum(layer.input_size + layer.output_size for layer in layers)
+def _place_bytes(layers: Iterable[_Layer], table_type: DTypeLike, max_rank: int) -> int:
+    elements = max_rank * sum(sum(_sizes(layer)) for layer in layers)
     return elements * jnp.dtype(table_type).itemsize
+
+
+def _sizes(layer: _Layer) -> tuple[int, int]:
+    """Features in, or tokens; and features out."""
+    if isinstance(layer, JaxEmbed):  # whose sizes are those of a head
+        return layer.output_size, layer.input_size
+    return layer.input_size, layer.output_size
 
 
 def _table_type(dtype: DTypeLike) -> DTypeLike:
@@ -145,26 +186,38 @@ def _table_type(dtype: DTypeLike) -> DTypeLike:
     return jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
 
 
-def _adaptable(model: JaxModule) -> list[tuple[str, JaxLinear]]:
-    return [
-        (name, layer)
-        for name, layer in named_modules(model)
-        if isinstance(layer, JaxLinear) and type(layer) in _KINDS
-        if not isinstance(layer.quant_method, ApplyingQuantMethod) and not name.startswith("draft.")
-    ]
+def _adaptable(model: JaxModule, targets: Sequence[str] | None = None) -> list[tuple[str, _Layer]]:
+    """The layers that these name, or all that requests can change."""
+    found: list[tuple[str, _Layer]] = []
+    missing, names = set(targets or ()) - {ALL_LINEAR}, checkpoint_names_of(model)
+    for name, layer in named_modules(model):
+        if not isinstance(layer, _Layer) or type(layer) not in (*_KINDS, JaxEmbed) or name.startswith("draft."):
+            continue
+        if isinstance(layer.quant_method, ApplyingQuantMethod):
+            continue
+        paths = [f".{each}" for each in (name, names.name_in_checkpoint(name))]
+        named = {target for target in targets or () if any(path.endswith(f".{target}") for path in paths)}
+        missing -= named
+        if targets is None or named or (ALL_LINEAR in targets and not isinstance(layer, JaxEmbed)):
+            found.append((name, layer))
+    if missing:
+        raise ConfigError(
+            f"lora_target_modules: no layer that requests can change has a name that ends in {min(missing)!r}: give "
+            "such names as q_proj, embed_tokens or all-linear"
+        )
+    return found
 
 
-def _entry(change: LowRankChange | None, layer: JaxLinear, table: str, max_rank: int) -> np.ndarray:
+def _entry(change: LowRankChange | None, layer: _Layer, table: str, max_rank: int) -> np.ndarray:
     if table == "ranks":
         return np.asarray(0 if change is None else change.rank, np.int32)
     assert change is not None
+    entry = np.zeros((max_rank, _sizes(layer)[table == "b"]), np.float32)
     if table == "a":
-        entry, rows = np.zeros((max_rank, layer.input_size), np.float32), change.a.astype(np.float32)
+        entry[: change.rank] = change.a
     else:
-        entry = np.zeros((max_rank, layer.output_size), np.float32)
-        rows = (np.float32(change.scale) * change.b.astype(np.float32)).T
-    entry[: change.rank] = rows
-    return entry
+        entry[: change.rank] = (np.float32(change.scale) * change.b.astype(np.float32)).T
+    return entry.T if table == "a" and isinstance(layer, JaxEmbed) else entry
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -13,7 +13,7 @@ from jaxis.engine.execution.device_room import DeviceRoom
 from jaxis.engine.execution.executor import Executor
 from jaxis.host.byte_size import human_bytes
 from jaxis.layers.module import JaxModule
-from jaxis.lora.adapted_model import place_bytes
+from jaxis.lora.adapted_model import ALL_LINEAR, place_bytes
 from jaxis.lora.store import AdapterStore
 
 
@@ -26,12 +26,13 @@ class AdapterRoom(DeviceRoom):
 
     def __init__(self, args: EngineArgs) -> None:
         self._args = args
+        self._targets = tuple(args.lora_target_modules or (ALL_LINEAR,))
         sizes = f"{args.max_loras} adapters of rank {args.max_lora_rank}"
         self.text = f"places for {sizes} (--max-loras, --max-lora-rank)"
 
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
         """See `DeviceRoom`."""
-        return self._args.max_loras * place_bytes(model, dtype, self._args.max_lora_rank)
+        return self._args.max_loras * place_bytes(model, dtype, self._args.max_lora_rank, self._targets)
 
     def fill(self, executor: Executor, note: Callable[[str], None]) -> AdapterStore:
         """See `DeviceRoom`; also loads the adapters that are named at the start."""
@@ -39,7 +40,8 @@ class AdapterRoom(DeviceRoom):
         [stage] = executor.stages  # `check_combinations` refuses others
         with jax.set_mesh(stage.context.mesh):
             root = None if args.lora_root is None else Path(args.lora_root)
-            store = AdapterStore(stage.context.model, args.max_loras, args.max_lora_rank, args.max_cpu_loras, root)
+            sizes = args.max_loras, args.max_lora_rank, args.max_cpu_loras
+            store = AdapterStore(stage.context.model, *sizes, root, self._targets)
             store.load_named(args.lora_modules or {})
         stage.set_variants(store)
         size = human_bytes(args.max_loras * store.bytes_per_place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import jax
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.errors import CheckpointError, ConfigError, RequestError
-from jaxis.lora.adapted_model import AdaptedModel
+from jaxis.lora.adapted_model import ALL_LINEAR, AdaptedModel
 from jaxis.lora.adapter import LowRankChange, digest_of, read_adapter
 from jaxis.lora.root import find_adapter
 
@@ -43,6 +43,7 @@ class AdapterStore:
       max_lora_rank: Of an adapter.
       max_cpu_loras: Adapters that are known; None is as many as fit into memory.
       root: The folder outside of which no adapter is read; None is any.
+      targets: See `AdaptedModel`.
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class AdapterStore:
         max_lora_rank: int,
         max_cpu_loras: int | None = None,
         root: Path | None = None,
+        targets: Sequence[str] = (ALL_LINEAR,),
     ) -> None:
-        self._model = AdaptedModel(base, max_loras, max_lora_rank)
+        self._model = AdaptedModel(base, max_loras, max_lora_rank, targets)
         self._max_known, self._root = max_cpu_loras, root
         self._known: OrderedDict[bytes, LoadedAdapter] = OrderedDict()  # least recently added first
         self._kept: set[bytes] = set()  # of those, the ones that stay until they are removed

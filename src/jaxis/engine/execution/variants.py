@@ -6,6 +6,7 @@ once; other steps run the programs that they would run without. A variant of the
 
 from __future__ import annotations
 
+import os
 from typing import Any, Protocol
 
 import jax
@@ -45,7 +46,7 @@ class Variants(Places, Protocol):
         """Raises a RequestError for a variant that is not known."""
         ...
 
-    def read(self, source: str) -> Any:
+    def read(self, source: str | os.PathLike[str]) -> Any:
         """Reads a variant from where it is kept, for `add`. May be called from any thread, as nothing else may.
 
         Raises:
@@ -53,7 +54,7 @@ class Variants(Places, Protocol):
         """
         ...
 
-    def add(self, read: Any, *, keep: bool) -> bytes:
+    def add(self, read: Any, *, keep: bool = False) -> bytes:
         """Makes a variant known; returns its digest.
 
         Args:
