@@ -152,6 +152,43 @@ def test_adapters_of_embeddings_compute_what_pefts_do(name, tmp_path):
     assert error < 2e-5
 
 
+LATENT = [
+    *("Youtu", "DeepSeek V2 Lite", "DeepSeek V3", "Kimi K2", "DeepSeek V3.2", "GLM-5.2", "GLM-4.7 Flash"),
+    *("Kimi Linear", "Ling 3", "A.X K1"),
+]
+
+
+@pytest.mark.parametrize("name", quick_rows(LATENT, ["Youtu"]))
+def test_latent_attentions_adapters_compute_what_pefts_do_in_any_batch(name, tmp_path):
+    family, requests, references = ROWS[name], [None], []
+    for i, end in enumerate(("kv_b_proj", "kv_b_proj|o_proj")):
+        config = peft.LoraConfig(target_modules=rf".*\.({end})", r=4 + i, lora_alpha=8)
+        adapted = peft.get_peft_model(copy.deepcopy(reference_model(family)), config).eval()
+        randomize(adapted, seed=i)
+        adapted.save_pretrained(tmp_path / str(i))
+        requests.append(LoRARequest(f"{i}", 1, tmp_path / str(i)))
+        references.append(adapted)
+    with LLM(checkpoint_folder(family), enable_lora=True, max_loras=2, **SIZES) as llm:
+        alone = []
+        for request in requests:
+            llm.engine.reset_prefix_cache()
+            alone += llm.generate([TOKENS], GREEDY, lora_request=request, progress=False)
+        llm.engine.reset_prefix_cache()
+        together = llm.generate([TOKENS] * 3, GREEDY, lora_request=requests, progress=False)
+    completions = [output.outputs[0] for output in alone]
+    assert [output.outputs[0].logprobs for output in together] == [each.logprobs for each in completions]
+    errors = []
+    for adapted, completion in zip(references, completions[1:], strict=True):
+        with torch.no_grad():
+            logits = adapted(torch.tensor([TOKENS + completion.token_ids])).logits[0].double().numpy()
+            with adapted.disable_adapter():
+                base = adapted(torch.tensor([TOKENS])).logits[0].numpy()
+        assert relative_error(base, logits[: len(TOKENS)]) > 0.05
+        errors.append(logprob_error(completion, logits))
+    print(f"\n| {name}, kv_b_proj | {max(errors):.1e} |")
+    assert max(errors) < 2e-5
+
+
 EXPERTS = [
     *("Qwen3 MoE", "Mixtral", "Qwen3.5 MoE", "GPT-OSS", "Llama 4", "DeepSeek V3", "MiniMax M2"),
     "Gemma 4, experts, values that are keys",

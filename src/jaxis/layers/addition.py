@@ -7,6 +7,7 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -50,6 +51,10 @@ class LowRankAddition(JaxModule):
         """The matrices."""
         return LowRankStack(self.a.get_value(), self.b.get_value(), self.ranks.get_value())
 
+    def entries(self, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+        """What a slot has of each table, for a change `b.T @ a` with a [r, in] and b [r, out]."""
+        return {"a": a, "b": b}
+
 
 class LookupAddition(JaxModule):
     """Adds `b.T @ a[id]` to an embedding that is looked up, with the matrices of the row's slot.
@@ -75,10 +80,108 @@ class LookupAddition(JaxModule):
         """input_ids [T] -> float32 [T, E]."""
         slots, a, b = self.rows.slots.get_value(), self.a.get_value(), self.b.get_value()
         u = a[jnp.maximum(slots - 1, 0), input_ids]
-        # The rows of the identity as the first matrix: the sums of a row are in an order of their own, as in layers.
-        identity = jnp.broadcast_to(jnp.eye(a.shape[2], dtype=a.dtype), (len(a), a.shape[2], a.shape[2]))
-        [product] = low_rank(u, slots, [LowRankStack(identity, b, self.ranks.get_value())])
-        return product
+        return _combined(u, slots, b, self.ranks.get_value())
+
+    def entries(self, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+        """See `LowRankAddition.entries`, with a [r, V] and b [r, E]."""
+        return {"a": a.T, "b": b}
+
+
+class HeadwiseAddition(JaxModule):
+    """Adds `b.T @ a` to the matrix [H * (N + V), L] that maps a latent to the keys and values of H heads.
+
+    Args:
+      num_slots: S.
+      rank: r, of a slot at most.
+      latent_dim: L.
+      key_dim, value_dim: N, V.
+      num_heads: H.
+      rows: The slots of rows; see `LowRankAddition`.
+      dtype: The matrices' type, float32 or bfloat16.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        rank: int,
+        latent_dim: int,
+        key_dim: int,
+        value_dim: int,
+        num_heads: int,
+        rows: StepRows,
+        dtype: DTypeLike,
+    ) -> None:
+        self.num_heads, self.key_dim = num_heads, key_dim
+        self.a = nnx.Variable(jnp.zeros((num_slots, rank, latent_dim), dtype))
+        self.keys = nnx.Variable(jnp.zeros((num_slots, num_heads, rank, key_dim), dtype))
+        self.values = nnx.Variable(jnp.zeros((num_slots, num_heads, rank, value_dim), dtype))
+        self.ranks = nnx.Variable(jnp.zeros(num_slots, jnp.int32))
+        self.rows = rows
+
+    def of_queries(self, queries: jax.Array) -> jax.Array:
+        """queries [T, H, N] -> float32 [T, H, L], their products with the change of each head's keys."""
+        u = _reduced(_rows_of_heads(queries), self._slots_of_heads, _stacked(self.keys), self._ranks_of_heads)
+        product = _combined(u, self._slots_of_rows, self.a.get_value(), self.ranks.get_value())
+        return product.reshape(*queries.shape[:2], -1)
+
+    def of_latents(self, latents: jax.Array) -> jax.Array:
+        """One latent per head [T, H, L] -> float32 [T, H, V], by the change of each head's values."""
+        u = _reduced(_rows_of_heads(latents), self._slots_of_rows, self.a.get_value(), self.ranks.get_value())
+        product = _combined(u, self._slots_of_heads, _stacked(self.values), self._ranks_of_heads)
+        return product.reshape(*latents.shape[:2], -1)
+
+    def entries(self, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+        """See `LowRankAddition.entries`, with a [r, L] and b [r, H * (N + V)]."""
+        heads = b.reshape(len(b), self.num_heads, -1).swapaxes(0, 1)
+        return {"a": a, "keys": heads[..., : self.key_dim], "values": heads[..., self.key_dim :]}
+
+    @property
+    def _slots_of_rows(self) -> jax.Array:
+        """The slot of each token, for each of its heads: [T * H]."""
+        return jnp.repeat(self.rows.slots.get_value(), self.num_heads)
+
+    @property
+    def _slots_of_heads(self) -> jax.Array:
+        """The same where each head of a slot is one."""
+        slots = self.rows.slots.get_value()[:, None]
+        of_heads = (slots - 1) * self.num_heads + 1 + jnp.arange(self.num_heads, dtype=jnp.int32)
+        return jnp.where(slots == 0, 0, of_heads).reshape(-1)
+
+    @property
+    def _ranks_of_heads(self) -> jax.Array:
+        return jnp.repeat(self.ranks.get_value(), self.num_heads)
+
+
+def _rows_of_heads(x: jax.Array) -> jax.Array:
+    """[T, H, D] -> [T * H, D]."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def _stacked(table: nnx.Variable) -> jax.Array:
+    """[S, H, r, D] -> [S * H, r, D]."""
+    array = table.get_value()
+    return array.reshape(-1, *array.shape[2:])
+
+
+# Halves of `low_rank`, whose other matrix is the identity: the sums of a row have an order of their own, as in layers.
+
+
+def _reduced(x: jax.Array, slots: jax.Array, a: jax.Array, ranks: jax.Array) -> jax.Array:
+    """`a[s] @ x[t]`: x [T, in], a [S, r, in] -> float32 [T, r]."""
+    [product] = low_rank(x, slots, [LowRankStack(a, _identities(a), ranks)])
+    return product
+
+
+def _combined(u: jax.Array, slots: jax.Array, b: jax.Array, ranks: jax.Array) -> jax.Array:
+    """`b[s].T @ u[t]`: u [T, r], b [S, r, out] -> float32 [T, out]."""
+    [product] = low_rank(u, slots, [LowRankStack(_identities(b), b, ranks)])
+    return product
+
+
+def _identities(matrices: jax.Array) -> jax.Array:
+    """[S, r, r] for matrices [S, r, n], of their type."""
+    num_slots, rank, _ = matrices.shape
+    return jnp.broadcast_to(jnp.eye(rank, dtype=matrices.dtype), (num_slots, rank, rank))
 
 
 class _Adds(Protocol):

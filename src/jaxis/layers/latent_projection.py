@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.kernels.weights import as_weight, head_matmul
 from jaxis.kernels.weights.stack_packer import pack_stack
+from jaxis.layers.addition import HeadwiseAddition
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.weight_loader import place_array
 
@@ -29,7 +30,12 @@ class LatentUpProjection(JaxLinear):
       latent_dim: L.
       key_dim, value_dim: N, V.
       rngs, dtype, quant_config, prefix: See `JaxLinear`.
+
+    Attributes:
+      head_addition: What is added where the projection is absorbed; None: nothing.
     """
+
+    head_addition: HeadwiseAddition | None = None
 
     def __init__(
         self,
@@ -44,7 +50,7 @@ class LatentUpProjection(JaxLinear):
         prefix: str,
     ) -> None:
         self.num_heads = num_heads
-        self.key_dim = key_dim
+        self.key_dim, self.value_dim = key_dim, value_dim
         self.key_weight = self.value_weight = None
         super().__init__(
             latent_dim,
@@ -71,14 +77,22 @@ class LatentUpProjection(JaxLinear):
     def absorb_into_queries(self, queries: jax.Array) -> jax.Array:
         """queries [T, H, N] -> [T, H, L], whose products with latents equal those of queries with the latents' keys."""
         if self.key_weight is not None:
-            return head_matmul(queries, self.key_weight.get_value())
-        return head_matmul(queries, self._of_heads()[:, : self.key_dim].swapaxes(1, 2))
+            absorbed = head_matmul(queries, self.key_weight.get_value())
+        else:
+            absorbed = head_matmul(queries, self._of_heads()[:, : self.key_dim].swapaxes(1, 2))
+        if self.head_addition is None:
+            return absorbed
+        return (absorbed.astype(jnp.float32) + self.head_addition.of_queries(queries)).astype(absorbed.dtype)
 
     def values_of(self, latents: jax.Array) -> jax.Array:
         """One latent per head [T, H, L] -> its value [T, H, V]."""
         if self.value_weight is not None:
-            return head_matmul(latents, self.value_weight.get_value())
-        return head_matmul(latents, self._of_heads()[:, self.key_dim :])
+            values = head_matmul(latents, self.value_weight.get_value())
+        else:
+            values = head_matmul(latents, self._of_heads()[:, self.key_dim :])
+        if self.head_addition is None:
+            return values
+        return (values.astype(jnp.float32) + self.head_addition.of_latents(latents)).astype(values.dtype)
 
     def after_loading(self) -> None:
         """Dequantizes the weight, or packs it head by head."""

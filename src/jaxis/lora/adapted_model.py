@@ -16,20 +16,21 @@ from jax.typing import DTypeLike
 from jaxis.config.quantization import ApplyingQuantMethod
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.errors import ConfigError
-from jaxis.layers.addition import LookupAddition, LowRankAddition, StepRows
+from jaxis.layers.addition import HeadwiseAddition, LookupAddition, LowRankAddition, StepRows
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.embed import JaxEmbed
+from jaxis.layers.latent_projection import LatentUpProjection
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.routing import JaxRouter
 from jaxis.lora.adapter import Adapter, LowRankChange
 
-# Layers that are called with each token of a step, in its order. Others are absorbed or see some rows only.
-_KINDS = (JaxLinear, JaxRouter)
+# Layers that are called with each token of a step, in its order. Others see some rows only.
+_KINDS = (JaxLinear, JaxRouter, LatentUpProjection, JaxEmbed)
 ALL_LINEAR = "all-linear"
 """All that requests can change but embeddings, whose matrices are large; what there is room for by default."""
 _Layer = JaxLinear | JaxEmbed
-_TABLES = ("a", "b", "ranks")
+_Addition = LowRankAddition | LookupAddition | HeadwiseAddition
 _MOST_HEADER_BYTES = 64 << 20
 
 
@@ -65,12 +66,21 @@ class AdaptedModel:
         self._moved = found.keys() - self._layers.keys()
         rows, dtype = StepRows(), _table_type(base.hidden_states.dtype)
         self.bytes_per_place = _place_bytes(self._layers.values(), dtype, max_rank)
-        for layer in self._layers.values():
-            kind = LookupAddition if isinstance(layer, JaxEmbed) else LowRankAddition
-            layer.addition = kind(num_places, max_rank, *_sizes(layer), rows, dtype)
+        self._additions = {name: self._add(layer, rows, dtype) for name, layer in self._layers.items()}
         setattr(model, _ROWS, rows)
         self._split = ModelArrays(model, base.hidden_states, has_head=False)
         self._index = {name: i for i, name in enumerate(self._split.bytes_by_name())}
+
+    def _add(self, layer: _Layer, rows: StepRows, dtype: DTypeLike) -> _Addition:
+        """Gives a layer the tables of its changes."""
+        sizes = self.num_places, self.max_rank
+        if isinstance(layer, LatentUpProjection):
+            dims = layer.input_size, layer.key_dim, layer.value_dim, layer.num_heads
+            layer.head_addition = HeadwiseAddition(*sizes, *dims, rows, dtype)
+            return layer.head_addition
+        kind = LookupAddition if isinstance(layer, JaxEmbed) else LowRankAddition
+        layer.addition = kind(*sizes, *_sizes(layer), rows, dtype)
+        return layer.addition
 
     @property
     def arrays(self) -> list[jax.Array]:
@@ -153,12 +163,13 @@ class AdaptedModel:
         """Puts an adapter's matrices into a place, from 0 on; steps that were dispatched before do not see them."""
         arrays = self._split.arrays
         for name, layer in self._layers.items():
-            change = changes.get(name)
-            for table in _TABLES:
-                if change is None and table != "ranks":
-                    continue  # of rank 0
-                index = self._index[f"{name}.addition.{table}.value"]
-                arrays[index] = _write(arrays[index], _entry(change, layer, table, self.max_rank), place)
+            change, kind = changes.get(name), "head_addition" if isinstance(layer, LatentUpProjection) else "addition"
+            # What is not changed has rank 0, and its matrices stay what they were.
+            entries = {} if change is None else self._additions[name].entries(*_padded(change, self.max_rank))
+            entries["ranks"] = np.asarray(0 if change is None else change.rank, np.int32)
+            for table, entry in entries.items():
+                index = self._index[f"{name}.{kind}.{table}.value"]
+                arrays[index] = _write(arrays[index], entry, place)
 
 
 _ROWS = "step_rows"
@@ -191,7 +202,7 @@ def _adaptable(model: JaxModule, targets: Sequence[str] | None = None) -> list[t
     found: list[tuple[str, _Layer]] = []
     missing, names = set(targets or ()) - {ALL_LINEAR}, checkpoint_names_of(model)
     for name, layer in named_modules(model):
-        if not isinstance(layer, _Layer) or type(layer) not in (*_KINDS, JaxEmbed) or name.startswith("draft."):
+        if not isinstance(layer, _Layer) or type(layer) not in _KINDS or name.startswith("draft."):
             continue
         if isinstance(layer.quant_method, ApplyingQuantMethod):
             continue
@@ -208,16 +219,12 @@ def _adaptable(model: JaxModule, targets: Sequence[str] | None = None) -> list[t
     return found
 
 
-def _entry(change: LowRankChange | None, layer: _Layer, table: str, max_rank: int) -> np.ndarray:
-    if table == "ranks":
-        return np.asarray(0 if change is None else change.rank, np.int32)
-    assert change is not None
-    entry = np.zeros((max_rank, _sizes(layer)[table == "b"]), np.float32)
-    if table == "a":
-        entry[: change.rank] = change.a
-    else:
-        entry[: change.rank] = (np.float32(change.scale) * change.b.astype(np.float32)).T
-    return entry.T if table == "a" and isinstance(layer, JaxEmbed) else entry
+def _padded(change: LowRankChange, max_rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """The matrices of a change, float32 [max_rank, in] and, multiplied by its scale, [max_rank, out]."""
+    a, b = (np.zeros((max_rank, size), np.float32) for size in (change.input_size, change.output_size))
+    a[: change.rank] = change.a
+    b[: change.rank] = (np.float32(change.scale) * change.b.astype(np.float32)).T
+    return a, b
 
 
 @functools.partial(jax.jit, donate_argnums=0)
