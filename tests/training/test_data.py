@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from jaxis.errors import ConfigError
-from jaxis.tokenizer.template_choice import chat_template_source, template_names
 from jaxis.training.batches import Batches, BatchShape
 from jaxis.training.config import DatasetParams
 from jaxis.training.examples import Example, ExampleEncoder, shown
@@ -116,15 +115,6 @@ def test_a_template_that_changes_earlier_turns_makes_an_example_of_each(tokenize
         f"{begin}user\none{end}\n{begin}assistant\ntwo{end}\n{begin}user\nthree{end}\n{begin}assistant\n"
         f"«{thought}four{end}»",
     ]
-
-
-@pytest.mark.parametrize("name", template_names())
-def test_templates_that_jaxis_brings_learn_the_answers_alone(tokenizer, name):
-    source = chat_template_source(name)
-    [text] = learned_texts(tokenizer, dialogue("one", "two", "three", "four")["messages"], source)
-    learned = [part.partition("»")[0] for part in text.split("«")[1:]]
-    assert [each.partition("<")[0].strip() for each in learned] == ["two", "four"]
-    assert "one" not in "".join(learned)
 
 
 def test_an_example_of_which_nothing_is_learned_is_named(tokenizer):

@@ -55,14 +55,20 @@ def _receive_bytes(connection: socket.socket, num_bytes: int) -> bytes | None:
     return bytes(data)
 
 
+# Variables that are written where a block begins and where it ends; not given, they are nothing.
+GENERATION_MARKS = ("generation_begins", "generation_ends")
+
+
 class _GenerationBlock(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's tokens for training; here it just renders."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's tokens for training."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own declaration)
 
     def parse(self, parser: Parser) -> nodes.Node:
         lineno = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        begins, ends = (nodes.Output([nodes.Name(name, "load")]) for name in GENERATION_MARKS)
+        return nodes.Scope([begins, *body, ends], lineno=lineno)
 
 
 class _DictFunction:

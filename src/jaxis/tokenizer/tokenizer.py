@@ -151,6 +151,19 @@ class Tokenizer:
         # The library's `encode` and `decode` hold the GIL, for seconds if the input is long; batch functions do not.
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
+    def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encodes a string without adding special tokens.
+
+        Returns:
+          The token ids, and where in the string each begins and ends.
+
+        Raises:
+          ContextLengthError, RequestError: See `encode`.
+        """
+        self._check([text])
+        [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
         """Encodes two strings as the post-processor puts pairs together, such as `[CLS] first [SEP] second [SEP]`.
 

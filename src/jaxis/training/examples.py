@@ -1,8 +1,7 @@
 """From samples to token ids, each marked as learned or not.
 
 Of a conversation, what is learned is what the model would have to write: the text of the assistant and the token that
-ends its turn. Where a turn begins is found by rendering the conversation before it as a server does, which needs no
-marks in the template.
+ends its turn (`turns.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from jaxis.errors import ConfigError, RequestError
 from jaxis.inference.conversation import Role
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import messages_for_template
-from jaxis.tokenizer.template_choice import turn_end_token_id
 from jaxis.training.config import FINAL_TURN
+from jaxis.training.generation_tags import Span
 from jaxis.training.rows import DataRow, Dialogue, Preference, Text, raise_faults
+from jaxis.training.turns import TurnEncoder
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,16 @@ class Encoded:
       num_cut: Examples that were cut to the length.
       num_divided: Conversations that became several examples.
       num_unlike: Turns that the template does not begin as it opens an answer.
+      num_endless: Turns that no special token ends.
+      num_opened: Turns whose generation blocks begin with what opens an answer.
     """
 
     examples: list[Example]
     num_cut: int = 0
     num_divided: int = 0
     num_unlike: int = 0
+    num_endless: int = 0
+    num_opened: int = 0
 
     def notes(self, max_tokens: int) -> list[str]:
         """One line for each thing that a user may not expect.
@@ -78,6 +82,16 @@ class Encoded:
                 f"{self.num_unlike} answers do not begin as the chat template opens an answer; they are learned from "
                 "where the two differ"
             )
+        if self.num_endless:
+            lines.append(
+                f"{self.num_endless} answers end without a special token, such as <|im_end|>: the model does not learn "
+                "to end them"
+            )
+        if self.num_opened:
+            lines.append(
+                f"{self.num_opened} answers are learned with what opens them, which is in the prompt when the model is "
+                "served: the template's generation blocks begin before it"
+            )
         return lines
 
 
@@ -96,7 +110,7 @@ class ExampleEncoder:
         self._template = dict(template)
         self._target = target
         self._max_tokens = max_tokens
-        self._turn_end = turn_end_token_id(tokenizer) if tokenizer.has_chat_template else None
+        self._turns = TurnEncoder(tokenizer, template)
 
     def encode(self, rows: Sequence[DataRow], encoded: Encoded | None = None) -> Encoded:
         """The examples of all rows.
@@ -152,43 +166,18 @@ class ExampleEncoder:
         )
         turns = [i for i, m in enumerate(messages) if i >= sample.first and m["role"] == Role.ASSISTANT]
         ids: list[int] = []
-        spans: list[tuple[int, int]] = []
+        spans: list[Span] = []
         for turn in turns[-1:] if self._target == FINAL_TURN else turns:
-            new_ids, span = self._turn(messages[: turn + 1], sample.tools, encoded)
-            if spans and new_ids[: len(ids)] != ids:
+            found = self._turns.encode(messages[: turn + 1], sample.tools)
+            encoded.num_unlike += found.is_unlike
+            encoded.num_endless += found.is_endless
+            encoded.num_opened += found.has_opening
+            if spans and found.ids[: len(ids)] != ids:
                 yield ids, _mask(len(ids), spans)
                 spans = []
-            ids = new_ids
-            spans.append(span)
+            ids = found.ids
+            spans += found.spans
         yield ids, _mask(len(ids), spans)
-
-    def _turn(
-        self, messages: Sequence[Mapping[str, Any]], tools: Any, encoded: Encoded
-    ) -> tuple[list[int], tuple[int, int]]:
-        """The ids of a conversation up to the end of its last turn, and where that turn begins and ends in them."""
-        prompt = self._render(messages[:-1], tools, opens=True) if len(messages) > 1 else ""
-        whole = self._render(messages, tools, opens=False)
-        prompt_ids, ids = self._encode(prompt), self._encode(whole)
-        if whole.startswith(prompt):
-            start = len(prompt_ids)
-            if ids[:start] != prompt_ids:  # the tokens at the border are others than a server's
-                ids = prompt_ids + self._encode(whole[len(prompt) :])
-        else:
-            encoded.num_unlike += 1
-            start = next((i for i, (a, b) in enumerate(zip(prompt_ids, ids, strict=False)) if a != b), len(ids))
-        end = self._end_of_turn(ids, start)
-        return ids[:end], (start, end)
-
-    def _end_of_turn(self, ids: Sequence[int], start: int) -> int:
-        """Where a turn ends: after the token that ends it, before what the template writes between turns."""
-        for i in reversed(range(start, len(ids))):
-            if ids[i] == self._turn_end:
-                return i + 1
-        end, special = len(ids), self._tokenizer.special_token_ids
-        while end > start and ids[end - 1] not in special and not self._tokenizer.token_text(ids[end - 1]).strip():
-            end -= 1
-        # A template may end turns without a special token: then all of it is learned.
-        return end if end > start and ids[end - 1] in special else len(ids)
 
     def _text(self, sample: Text) -> tuple[list[int], np.ndarray]:
         eos = self._tokenizer.eos_token_id
@@ -203,14 +192,11 @@ class ExampleEncoder:
             ids.append(eos)
         return ids, _mask(len(ids), [(start, len(ids))])
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, *, opens: bool) -> str:
-        return self._tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=opens, **self._template)
-
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
-def _mask(length: int, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+def _mask(length: int, spans: Sequence[Span]) -> np.ndarray:
     learned = np.zeros(length, bool)
     for start, end in spans:
         learned[start:end] = True

@@ -77,7 +77,7 @@ class LiveEngine:
         base, mesh = self._base, make_mesh()
         args = EngineArgs(
             model=str(base.path),
-            dtype=jnp.dtype(base.compute_dtype).name,
+            dtype="bfloat16" if base.compute_dtype == jnp.bfloat16 else "float32",
             max_num_seqs=_MAX_NUM_SEQS,
             max_model_len=self._max_model_len,
         )

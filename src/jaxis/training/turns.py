@@ -1,0 +1,141 @@
+"""The last turn of a conversation as token ids, and what of it is learned.
+
+What is learned is what the model would have to write: the text of the assistant and the token that ends its turn. Where
+a turn begins is found by rendering the conversation before it as a server does, which needs no marks in the template.
+Of a template that has `{% generation %}` blocks, what they hold is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxis.errors import RequestError
+from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer.template_choice import turn_end_token_id
+from jaxis.training.generation_tags import MARKS, Span, has_generation_tags, tokens_of, without_marks
+
+
+@dataclass(frozen=True)
+class LearnedTurn:
+    """A conversation up to the end of its last turn.
+
+    Attributes:
+      ids: Its token ids.
+      spans: What is learned of that turn, in tokens.
+      is_unlike: Whether the template does not begin it as it opens an answer.
+      is_endless: Whether no special token ends it.
+      has_opening: Whether the template's generation block begins with what opens an answer.
+    """
+
+    ids: list[int]
+    spans: list[Span]
+    is_unlike: bool = False
+    is_endless: bool = False
+    has_opening: bool = False
+
+
+class TurnEncoder:
+    """Makes token ids of conversations.
+
+    Args:
+      tokenizer: The model's.
+      template: Arguments of `Tokenizer.apply_chat_template`, such as enable_thinking.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._template = dict(template)
+        self._turn_end = turn_end_token_id(tokenizer) if tokenizer.has_chat_template else None
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> LearnedTurn:
+        """A conversation that ends with a turn of the assistant.
+
+        Args:
+          messages: As the template takes them.
+          tools: JSON schemas; None: none.
+
+        Raises:
+          RequestError: The template refuses it, or leaves open what of the turn is learned.
+        """
+        source = self._tokenizer.choose_chat_template(self._template.get("chat_template"), tools)
+        whole, last = self._render(messages, tools, opens=False), f"messages[{len(messages) - 1}]"
+        prompt = self._render(messages[:-1], tools, opens=True) if len(messages) > 1 else ""
+        if has_generation_tags(source):
+            return self._tagged(messages, tools, whole, prompt)
+        if not prompt:
+            raise RequestError(
+                "begins with an answer of the assistant, of which nothing says where it begins: put the user's message "
+                "before it, or set data.train.train_target=final_assistant_turn"
+            )
+        prompt_ids = self._encode(prompt)
+        if whole.startswith(prompt):
+            ids, _ = self._encode_both(prompt, whole)
+            end, is_endless = self._end_of_turn(ids, len(prompt_ids))
+            return LearnedTurn(ids[:end], [(len(prompt_ids), end)], is_endless=is_endless)
+        if not whole.startswith(self._render(messages[:-1], tools, opens=False).rstrip()):
+            raise RequestError(
+                f"what is learned of {last} is undefined: with it, the chat template writes what is before otherwise; "
+                "give model.chat_template, one with generation blocks"
+            )
+        ids = self._encode(whole)
+        start = next((i for i, (a, b) in enumerate(zip(prompt_ids, ids, strict=False)) if a != b), len(ids))
+        end, is_endless = self._end_of_turn(ids, start)
+        return LearnedTurn(ids[:end], [(start, end)], is_unlike=True, is_endless=is_endless)
+
+    def _tagged(self, messages: Sequence[Mapping[str, Any]], tools: Any, whole: str, prompt: str) -> LearnedTurn:
+        """The turn as the template's generation blocks hold it."""
+        last = f"messages[{len(messages) - 1}]"
+        new = self._blocks(messages, tools, whole)
+        if len(messages) > 1:
+            new = new[len(self._blocks(messages[:-1], tools)) :]
+        ids, places = self._encode_both(prompt, whole)
+        spans = [tokens for each in new if (tokens := tokens_of(each, places)) is not None]
+        if not spans:
+            raise RequestError(f"the chat template's generation blocks hold nothing of {last}")
+        has_opening = whole.startswith(prompt) and new[0][0] < len(prompt)
+        return LearnedTurn(ids[: spans[-1][1]], spans, has_opening=has_opening)
+
+    def _blocks(self, messages: Sequence[Mapping[str, Any]], tools: Any, whole: str | None = None) -> list[Span]:
+        """What generation blocks hold, in characters of the conversation."""
+        text, found = without_marks(self._render(messages, tools, opens=False, **MARKS))
+        if whole is not None and text != whole:
+            raise RequestError("the chat template changes what its generation blocks hold: put whole answers there")
+        return found
+
+    def _encode_both(self, prompt: str, whole: str) -> tuple[list[int], list[Span]]:
+        """Token ids of a conversation, which begin with those of its prompt, and the characters of each."""
+        ids, places = self._tokenizer.encode_with_places(whole)
+        if not whole.startswith(prompt):
+            return ids, places
+        prompt_ids = self._encode(prompt)
+        if ids[: len(prompt_ids)] == prompt_ids:
+            return ids, places
+        # The tokens at the border are others than a server's.
+        _, places = self._tokenizer.encode_with_places(prompt)
+        rest, rest_places = self._tokenizer.encode_with_places(whole[len(prompt) :])
+        moved = [(start + len(prompt), end + len(prompt)) for start, end in rest_places]
+        return prompt_ids + rest, [*places, *moved]
+
+    def _end_of_turn(self, ids: Sequence[int], start: int) -> tuple[int, bool]:
+        """Where a turn ends: after the token that ends it, before what the template writes between turns; and whether
+        there is no such token."""
+        end, special = len(ids), self._tokenizer.special_token_ids
+        for i in reversed(range(start, len(ids))):
+            if ids[i] == self._turn_end:
+                # Some templates write two: one ends the text, the other the turn.
+                return next((k for k in range(i + 1, end) if ids[k] not in special), end), False
+        while end > start and ids[end - 1] not in special and not self._tokenizer.token_text(ids[end - 1]).strip():
+            end -= 1
+        if end > start and ids[end - 1] in special:
+            return end, False
+        return len(ids), True  # all of it is learned
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, *, opens: bool, **variables: Any) -> str:
+        return self._tokenizer.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=opens, **self._template, **variables
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
