@@ -153,17 +153,19 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class DPO:
-    """Direct preference optimization with the sigmoid loss (arXiv:2305.18290); its weight is the number of pairs.
+    """Direct preference optimization (arXiv:2305.18290); its weight is the number of pairs.
 
     Answers are compared with those of the model before training.
 
     Attributes:
       beta: How far from that the model may go: less with a larger one.
       label_smoothing: The share of pairs that are taken to be the wrong way round (conservative DPO).
+      loss_type: sigmoid, hinge (SLiC, arXiv:2305.10425) or ipo (arXiv:2310.12036), of the mean over an answer's tokens.
     """
 
     beta: float = 0.1
     label_smoothing: float = 0.0
+    loss_type: str = "sigmoid"
 
     def weight(self, batch: TrainingBatch) -> jax.Array:
         """See `Objective`."""
@@ -175,25 +177,37 @@ class DPO:
         """See `Objective`."""
         reference = jax.lax.stop_gradient(forward(frozen, batch, key)[0])
         changes = jnp.sum(forward(values, batch, key)[0] - reference, axis=-1)
-        chosen, rejected = jnp.split(self.beta * changes, 2)
-        is_pair = jnp.asarray(batch.num_sequences)[: len(chosen)] > 0
-        return dpo_loss(chosen, rejected, is_pair, self.label_smoothing)
+        num_pairs = len(changes) // 2
+        chosen, rejected = self.beta * changes[:num_pairs], self.beta * changes[num_pairs:]
+        is_pair = jnp.asarray(batch.num_sequences)[:num_pairs] > 0
+        if self.loss_type == "ipo":
+            means = changes / jnp.maximum(jnp.sum(jnp.asarray(batch.learned), axis=-1), 1)
+            losses = jnp.square(means[:num_pairs] - means[num_pairs:] - 1 / (2 * self.beta))
+        elif self.loss_type == "hinge":
+            losses = jax.nn.relu(1 - (chosen - rejected))
+        else:
+            losses = sigmoid_losses(chosen - rejected, self.label_smoothing)
+        return _sums_of_pairs(losses, chosen, rejected, is_pair)
 
 
-def dpo_loss(
-    chosen: jax.Array, rejected: jax.Array, is_pair: jax.Array, label_smoothing: float = 0.0
+def sigmoid_losses(margin: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
+    """DPO's own losses of pairs [N], whose rewards differ by the margin; see `DPO`."""
+    return -(1 - label_smoothing) * jax.nn.log_sigmoid(margin) - label_smoothing * jax.nn.log_sigmoid(-margin)
+
+
+def _sums_of_pairs(
+    losses: jax.Array, chosen: jax.Array, rejected: jax.Array, is_pair: jax.Array
 ) -> tuple[jax.Array, Sums]:
-    """The sum of DPO's losses over pairs, and of what is reported of them.
+    """The sum of losses over pairs, and of what is reported of them.
 
     Args:
+      losses: float32 [N].
       chosen: float32 [N], the rewards of chosen answers: beta times the logarithm of how much more likely they are
         than under the reference.
       rejected: float32 [N], those of rejected answers.
       is_pair: bool [N]; the others are padding.
-      label_smoothing: See `DPO`.
     """
     margin = chosen - rejected
-    losses = -(1 - label_smoothing) * jax.nn.log_sigmoid(margin) - label_smoothing * jax.nn.log_sigmoid(-margin)
 
     def total(each: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(is_pair, each, 0.0), dtype=jnp.float32)

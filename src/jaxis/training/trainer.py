@@ -226,7 +226,8 @@ class _Run:
     def _objective(self) -> Objective:
         if self._params.trainer_type != DPO_TYPE:
             return CrossEntropy()
-        return DPO(**{k: v for k, v in self._params.trainer_kwargs.items() if k in ("beta", "label_smoothing")})
+        names = ("beta", "label_smoothing", "loss_type")
+        return DPO(**{name: value for name, value in self._params.trainer_kwargs.items() if name in names})
 
     def _is_time_to_evaluate(self, step: int) -> bool:
         if self._validation is None:

@@ -16,7 +16,8 @@ _TRAINER_KWARGS = {
     *("save_total_limit", "metric_for_best_model", "greater_is_better", "load_best_model_at_end"),
     "max_completion_length",
 }
-_DPO_KWARGS = {"beta", "label_smoothing"}
+_DPO_KWARGS = {"beta", "label_smoothing", "loss_type"}
+DPO_LOSSES = ("sigmoid", "hinge", "ipo")
 _COMPUTE_DTYPES = {"none": None, "bf16": "bfloat16", "bfloat16": "bfloat16"}
 
 
@@ -56,7 +57,7 @@ class TrainingParams(ConfigSection):
         is measured; called as TRL's reward functions are. None: no answers are generated.
       trainer_kwargs: Of TRL's trainers: save_total_limit, metric_for_best_model, greater_is_better,
         load_best_model_at_end, max_completion_length (tokens of an answer for `metrics_function`); for TRL_DPO, beta,
-        and label_smoothing.
+        label_smoothing and loss_type (sigmoid, hinge or ipo).
     """
 
     trainer_type: str = SFT
@@ -190,6 +191,7 @@ class TrainingParams(ConfigSection):
             self.check_number("warmup_steps", 0, whole=True)
         self._check_choices()
         self._check_trainer_kwargs()
+        self._check_preferences()
         self._check_evaluation()
 
     def _check_choices(self) -> None:
@@ -211,13 +213,25 @@ class TrainingParams(ConfigSection):
             value = self.trainer_kwargs.get(name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"training.trainer_kwargs.{name}={value!r} must be an integer from 1")
+        for name in ("greater_is_better", "load_best_model_at_end"):
+            if not isinstance(self.trainer_kwargs.get(name, False), bool):
+                raise ConfigError(f"training.trainer_kwargs.{name} must be true or false")
+
+    def _check_preferences(self) -> None:
         for name, high in (("beta", float("inf")), ("label_smoothing", 0.5)):
             value = self.trainer_kwargs.get(name, 0.1)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < high:
                 raise ConfigError(f"training.trainer_kwargs.{name}={value!r} must be a number from 0")
-        for name in ("greater_is_better", "load_best_model_at_end"):
-            if not isinstance(self.trainer_kwargs.get(name, False), bool):
-                raise ConfigError(f"training.trainer_kwargs.{name} must be true or false")
+        loss_type = self.trainer_kwargs.get("loss_type", "sigmoid")
+        if loss_type not in DPO_LOSSES:
+            raise ConfigError(
+                f"training.trainer_kwargs.loss_type={loss_type!r} cannot be honoured: supported are "
+                f"{', '.join(DPO_LOSSES)}"
+            )
+        if loss_type != "sigmoid" and self.trainer_kwargs.get("label_smoothing"):
+            raise ConfigError(f"training.trainer_kwargs.label_smoothing is of loss_type=sigmoid, not {loss_type}")
+        if loss_type == "ipo" and self.trainer_kwargs.get("beta") == 0:
+            raise ConfigError("training.trainer_kwargs.beta=0 must be above 0 for loss_type=ipo, which divides by it")
 
     def _check_evaluation(self) -> None:
         function = self.metrics_function
