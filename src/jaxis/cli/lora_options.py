@@ -35,16 +35,14 @@ class LoraOptions:
     lora_root: Annotated[
         Path | None, _lora("Folder that adapters are in; nothing outside of it is loaded.", metavar="DIR")
     ] = None
-    lora_updates: Annotated[
-        bool, _lora(f"Let requests load and unload adapters in --lora-root ({_UPDATES_VARIABLE}=1).")
-    ] = False
+    lora_updates: Annotated[bool, _lora("Let requests load and unload adapters in --lora-root.")] = False
     max_loras: Annotated[int, _lora("Adapters in a step; others wait.", min=1, metavar="NUMBER")] = 1
     max_lora_rank: Annotated[int, _lora("Largest rank of an adapter.", min=1, metavar="NUMBER")] = 16
     lora_target_modules: Annotated[
         str | None,
         _lora(
-            "Layers with room for adapters (default: all-linear); embed_tokens must be named.",
-            metavar="NAME,NAME,...",
+            "Layers with room for adapters, with commas (default: all-linear).",
+            metavar="NAMES",
             show_default=False,
         ),
     ] = None
