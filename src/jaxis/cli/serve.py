@@ -406,6 +406,7 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
         tool_strictness=server.tool_strictness,
         reasoning_budget=server.reasoning_budget,
         effort_budgets=server.effort_budgets(),
+        restore_thinking=server.restore_thinking,
         response_ttl_seconds=limits.response_ttl * 3600,
         response_store_bytes=parse_bytes(limits.response_store_size, "--response-store-size"),
         max_queued=limits.max_queued,

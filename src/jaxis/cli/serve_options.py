@@ -211,6 +211,10 @@ class ServerOptions:
             metavar="EFFORT=TOKENS,...",
         ),
     ] = None
+    restore_thinking: Annotated[
+        bool,
+        _server("Put the thinking of the server's own answers back where clients leave it out."),
+    ] = _DEFAULTS.restore_thinking
     api_key: Annotated[
         list[str] | None,
         _server(

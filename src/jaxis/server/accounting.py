@@ -153,6 +153,11 @@ class UsageAccounting:
         key = current_api_key.get()
         return current_address.get() if key is None else f"key {key.name}"
 
+    def owner(self) -> str | None:
+        """Who may see what the current request leaves behind: its key, whatever its name, or its client's address."""
+        key = current_api_key.get()
+        return current_address.get() if key is None else f"key {key.sha256}"
+
     def start(self) -> PromptUsage | None:
         """Begins to count one prompt and its answer; None if there is neither a key nor a request log."""
         key, record = current_api_key.get(), current_record.get()

@@ -17,6 +17,7 @@ from jaxis.server.anthropic import routes as anthropic
 from jaxis.server.anthropic.message_job import MESSAGE_ERRORS
 from jaxis.server.config import ServerConfig
 from jaxis.server.context import ServedModels, ServerParts, UntilAnsweredMiddleware, check_generates
+from jaxis.server.generation.restored_thinking import RestoredThinking
 from jaxis.server.http.api_keys import OPEN_PATHS, ApiKeyMiddleware, ApiKeys
 from jaxis.server.http.errors import install_error_handlers
 from jaxis.server.http.hosts import AllowedHostMiddleware, HostMiddleware
@@ -89,6 +90,7 @@ def create_models_app(models: ServedModels, config: ServerConfig) -> FastAPI:
         keys=keys,
         responses=_response_store(config),
         request_log=log,
+        thinking=RestoredThinking() if config.restore_thinking else RestoredThinking(max_answers=0),
     )
     models.join(parts)
 

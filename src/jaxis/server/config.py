@@ -34,6 +34,8 @@ class ServerConfig:
         a request calls strict, "always" all.
       reasoning_budget: Most tokens that any answer may think; None is no limit.
       effort_budgets: How many tokens a model may think at a reasoning effort, where its chat template reads none.
+      restore_thinking: Put the thinking of this server's own answers back into conversations that clients send without
+        it, where the chat template keeps thinking.
       response_ttl_seconds: How long responses and conversations stay after their last use; 0 stores nothing.
       response_store_bytes: Most bytes of all of them.
       response_folder: Where they are stored, over restarts; None keeps them in memory.
@@ -69,6 +71,7 @@ class ServerConfig:
     tool_strictness: Literal["request", "always"] = "request"
     reasoning_budget: int | None = None
     effort_budgets: Mapping[str, int] = field(default_factory=dict)
+    restore_thinking: bool = True
     response_ttl_seconds: float = 30 * 86400.0
     response_store_bytes: int = 256 * 1024 * 1024
     response_folder: Path | None = None

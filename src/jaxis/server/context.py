@@ -21,6 +21,7 @@ from jaxis.server.accounting import UsageAccounting
 from jaxis.server.config import ServerConfig
 from jaxis.server.generation.model_info import ServedModelInfo
 from jaxis.server.generation.repeated_prompts import RepeatedPrompts
+from jaxis.server.generation.restored_thinking import RestoredThinking
 from jaxis.server.generation.served_model import ModelNames, ServedModel
 from jaxis.server.http.api_keys import ApiKeys
 from jaxis.server.http.ignored_fields import IgnoredFields
@@ -54,6 +55,7 @@ class ServerParts:
       keys: The API keys.
       responses: What /v1/responses and /v1/conversations keep; None keeps nothing.
       request_log: Gets a line for every request; None is none.
+      thinking: Restores what clients leave out of conversations.
       repeated_prompts: Notices what a KV cache on disk would have kept.
       workers: Threads that render templates and tokenize, which would block the event loop.
       token_counts: Lets a few prompts at once be rendered only to be counted; the others wait.
@@ -68,6 +70,7 @@ class ServerParts:
     keys: ApiKeys
     responses: ResponseStore | None = None
     request_log: RequestLogFile | None = None
+    thinking: RestoredThinking = field(default_factory=RestoredThinking)
     repeated_prompts: RepeatedPrompts = field(default_factory=RepeatedPrompts)
     workers: SizedExecutor = field(default_factory=lambda: SizedExecutor(_WORKER_BYTES, "jaxis-tokenize"))
     token_counts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -93,7 +94,9 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
     try:
         with context.engine.reserve(job.prompts.num_prompts * job.params.n):
             async with asyncio.timeout(timeout):
-                prompts = await context.run_in_worker(job.tokenize, is_quick=job.prompts.is_quick)
+                owner = context.accounting.owner()  # threads do not know it
+                tokenize = functools.partial(context.thinking.tokenize, job, owner)
+                prompts = await context.run_in_worker(tokenize, is_quick=job.prompts.is_quick)
                 grammars: list[Grammar | None] = [None] * len(prompts)
                 if job.is_constrained:
                     grammars = await context.compile(lambda: [job.compile_grammar(prompt) for prompt in prompts])
@@ -144,6 +147,7 @@ async def _generate_one(
             final_only=not job.stream,
             grammar=grammar,
         )
+        listener = context.thinking.listen(job, prompt, context.accounting.owner())
         is_first = not job.params.computes_whole_prompt
         async with aclosing(outputs):
             async for output in outputs:
@@ -155,6 +159,8 @@ async def _generate_one(
                         (context.model.name, prompt.cache_salt),
                         lambda: "disk" in engine.stats().kv_tiers,
                     )
+                if listener is not None:
+                    listener.add(output)
                 request.add(output)
                 if usage is not None:
                     usage.add(output)
