@@ -907,7 +907,10 @@ def with_native_heads(family: Family) -> Family:
 def reference_model(family: Family) -> transformers.PreTrainedModel:
     """A tiny transformers model whose every parameter, norms and biases included, is random."""
     values = {
-        key: value for key, value in (_SIZES | family.config).items() if key.endswith("token_id") or value is not None
+        key: value
+        for key, value in (_SIZES | family.config).items()
+        # None leaves a size out, which the family calls otherwise; every other key has it as a value.
+        if value is not None or key not in _SIZES or key.endswith("token_id")
     }
     if family.other_parts is not None:
         values = {"text_config": values, **family.other_parts}
