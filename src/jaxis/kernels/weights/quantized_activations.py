@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.kernels.native_constants import ACTIVATION_GROUP
@@ -29,10 +32,24 @@ def quantize_activations(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]
 
 
 def round_activations(x: jax.Array, dtype: DTypeLike | None = None) -> jax.Array:
-    """x [..., in] quantized and dequantized again, in `dtype`, or else its own type."""
+    """x [..., in] quantized and dequantized again, in `dtype`, or else its own type.
+
+    Its derivative is that of x (straight through, arXiv:1308.3432): rounding has none, so nothing would be learned of
+    what lies before a product with such an input.
+    """
+    return _rounded(x, jnp.dtype(dtype or x.dtype))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _rounded(x: jax.Array, dtype: np.dtype) -> jax.Array:
     q, scale, midpoint = (a.astype(jnp.float32) for a in quantize_activations(x))
     wide = [jnp.repeat(a, ACTIVATION_GROUP, axis=-1)[..., : x.shape[-1]] for a in (scale, midpoint)]
-    return (q * wide[0] + wide[1]).astype(dtype or x.dtype)
+    return (q * wide[0] + wide[1]).astype(dtype)
+
+
+@_rounded.defjvp
+def _rounded_jvp(dtype: np.dtype, primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return _rounded(*primals, dtype), tangents[0].astype(dtype)
 
 
 def divide(x: jax.Array, divisor: float) -> jax.Array:
