@@ -47,8 +47,20 @@ def low_rank(x: jax.Array, slots: jax.Array, stacks: Sequence[LowRankStack]) -> 
 
 
 def _native(x: jax.Array, slots: jax.Array, stacks: Sequence[LowRankStack]) -> list[jax.Array]:
-    outputs = [jax.ShapeDtypeStruct((x.shape[0], stack.b.shape[2]), jnp.float32) for stack in stacks]
-    return list(native.call("low_rank", outputs, x, slots, *(array for stack in stacks for array in stack)))
+    return list(_native_products(x, slots, *(array for stack in stacks for array in stack)))
+
+
+def _kernel(x: jax.Array, slots: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    outputs = [jax.ShapeDtypeStruct((x.shape[0], stack.b.shape[2]), jnp.float32) for stack in _stacks(arrays)]
+    return tuple(native.call("low_rank", outputs, x, slots, *arrays))
+
+
+def _definitions(x: jax.Array, slots: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(_definition(x, slots, stack) for stack in _stacks(arrays))
+
+
+def _stacks(arrays: Sequence[jax.Array]) -> list[LowRankStack]:
+    return [LowRankStack(*arrays[i : i + 3]) for i in range(0, len(arrays), 3)]
 
 
 def _definition(x: jax.Array, slots: jax.Array, stack: LowRankStack) -> jax.Array:
@@ -63,3 +75,6 @@ def _definition(x: jax.Array, slots: jax.Array, stack: LowRankStack) -> jax.Arra
     y = jax.lax.ragged_dot(u, stack.b.astype(x.dtype), sizes)
     y = jnp.where((slots[order] < num_slots)[:, None], y, 0.0)
     return jnp.zeros_like(y).at[order].set(y)
+
+
+_native_products = native.transformable(_kernel, _definitions)

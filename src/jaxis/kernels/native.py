@@ -231,12 +231,12 @@ def call(
 
 
 def transformable(function: Callable[..., Any], definition: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, but differentiated and vectorised as `definition`; both take and return the same arrays."""
+    """`function`, but differentiated and vectorised as `definition`; both take and return the same trees of arrays."""
     vectorised = jax.custom_batching.custom_vmap(function)
 
     @vectorised.def_vmap
     def vmap(axis_size: int, is_batched: Sequence[bool], *operands: jax.Array) -> tuple[Any, Any]:
-        axes = [0 if batched else None for batched in is_batched]
+        axes = jax.tree.map(lambda batched: 0 if batched else None, is_batched)
         outputs = jax.vmap(definition, in_axes=axes, axis_size=axis_size)(*operands)
         return outputs, jax.tree.map(lambda _: True, outputs)
 

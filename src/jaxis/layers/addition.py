@@ -19,11 +19,15 @@ class StepRows(JaxModule):
     """Which of their slots the additions of a model use for each row of a step.
 
     Attributes:
-      slots: i32 [T], from 0, which means none, to S.
+      slots: i32 [T], from 0, which means none, to S; or [1], of all rows of any step.
     """
 
     def __init__(self) -> None:
         self.slots = nnx.Variable(jnp.zeros(1, jnp.int32))
+
+    def of(self, num_rows: int) -> jax.Array:
+        """The slots of a step of so many rows, i32 [T]."""
+        return jnp.broadcast_to(self.slots.get_value(), (num_rows,))
 
 
 class LowRankAddition(JaxModule):
@@ -78,7 +82,7 @@ class LookupAddition(JaxModule):
 
     def __call__(self, input_ids: jax.Array) -> jax.Array:
         """input_ids [T] -> float32 [T, E]."""
-        slots, a, b = self.rows.slots.get_value(), self.a.get_value(), self.b.get_value()
+        slots, a, b = self.rows.of(len(input_ids)), self.a.get_value(), self.b.get_value()
         u = a[jnp.maximum(slots - 1, 0), input_ids]
         return _combined(u, slots, b, self.ranks.get_value())
 
@@ -194,7 +198,7 @@ def addends_of(x: jax.Array, layers: Sequence[_Adds]) -> list[jax.Array] | None:
     found = [layer.addition for layer in layers if layer.addition is not None]
     if not found:
         return None
-    products = iter(low_rank(x, found[0].rows.slots.get_value(), [each.stack for each in found]))
+    products = iter(low_rank(x, found[0].rows.of(len(x)), [each.stack for each in found]))
     return [
         jnp.zeros((len(x), layer.output_size), jnp.float32) if layer.addition is None else next(products)
         for layer in layers

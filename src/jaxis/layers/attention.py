@@ -5,20 +5,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels import native
 from jaxis.kernels.norms import rms_norm
 from jaxis.kernels.paged_cache import PagedCache
-from jaxis.kernels.ragged_paged_attention import ragged_paged_attention
+from jaxis.kernels.ragged_paged_attention import kv_cache_layout, ragged_paged_attention
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.rotary_embedding import HeadNorms
-from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.attention_metadata import AttentionMetadata, ScratchCache
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.uncached import KVCache, UncachedKeysAndValues, is_cache
 from jaxis.parallel.mesh import on_each_device
@@ -59,7 +62,7 @@ def attention(
     Returns:
       The updated cache (without one, what stands in its place), and [T, H, D].
     """
-    is_paged = is_cache(kv_cache)
+    is_paged = is_cache(kv_cache) or metadata.scratch is not None
     if k is None:
         # No heads of keys.
         q, _ = apply_rope(rope, q, q[:, :0], metadata, norms=norms, is_paged=is_paged)
@@ -68,6 +71,8 @@ def attention(
     options = _Options(scale, span, soft_cap)
     if kv_cache is None or isinstance(kv_cache, UncachedKeysAndValues):
         uncached, k, v = _of_whole_sequences(kv_cache, k, v)
+        if metadata.scratch is not None:
+            return uncached, _attention_through_scratch(q, k, v, metadata, metadata.scratch, options, sinks)
         return uncached, _whole_sequence_attention(q, k, v, metadata, options, sinks)
     return _sharded_paged_attention(kv_cache, q, k, v, metadata, options, sinks)
 
@@ -148,6 +153,60 @@ def _whole_sequence_attention(
     if options.soft_cap is None and sinks is None:
         return jax.nn.dot_product_attention(q[None], k[None], v[None], mask=visible[None, None], scale=options.scale)[0]
     return _dense_attention(q, k, v, visible, options, sinks)
+
+
+def _attention_through_scratch(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    metadata: AttentionMetadata,
+    scratch: ScratchCache,
+    options: _Options,
+    sinks: jax.Array | None,
+) -> jax.Array:
+    """Attention within each sequence by the paged kernel; its derivative is that of the definition without rounding."""
+    described = dataclasses.replace(metadata, block_tables=None, state_slots=None, scratch=None)
+
+    def paged(
+        q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, metadata: AttentionMetadata
+    ) -> jax.Array:
+        layout = kv_cache_layout(scratch.block_size, k.shape[1], k.shape[2], scratch.dtype)
+        block_tables, num_blocks = _consecutive_blocks(metadata, scratch.block_size)
+        return ragged_paged_attention(
+            q,
+            k,
+            v,
+            layout.cache(jnp.zeros((num_blocks, *layout.shape), layout.dtype)),
+            metadata.input_positions,
+            metadata.seq_lens,
+            block_tables,
+            metadata.query_start_loc,
+            metadata.request_distribution,
+            sinks=sinks,
+            **options._asdict(),
+        )[1]
+
+    def definition(
+        q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, metadata: AttentionMetadata
+    ) -> jax.Array:
+        k, v = (each.astype(scratch.dtype).astype(each.dtype) if _is_float(scratch.dtype) else each for each in (k, v))
+        return _whole_sequence_attention(q, k, v, metadata, options, sinks)
+
+    return native.transformable(paged, definition)(q, k, v, sinks, described)
+
+
+def _consecutive_blocks(metadata: AttentionMetadata, block_size: int) -> tuple[jax.Array, int]:
+    """Block tables of whole sequences in a cache of their own, one after the other; and how many blocks it has."""
+    num_tokens, num_requests = len(metadata.input_positions), len(metadata.seq_lens)
+    needed = -(-metadata.seq_lens // block_size)
+    first = jnp.cumsum(needed) - needed
+    num_blocks = -(-num_tokens // block_size) + num_requests
+    tables = first[:, None] + jnp.arange(-(-num_tokens // block_size), dtype=jnp.int32)
+    return jnp.minimum(tables, num_blocks - 1).astype(jnp.int32), num_blocks
+
+
+def _is_float(dtype: DTypeLike) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)
 
 
 def _dense_attention(

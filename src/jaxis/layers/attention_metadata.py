@@ -9,9 +9,25 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels.state_slots import StateSlots
+
+
+@dataclass(frozen=True)
+class ScratchCache:
+    """Asks layers that are called without a cache for the kernels that serve: each makes a cache for its own call.
+
+    What a layer computes then has the bits that it has with a cache, and can be differentiated.
+
+    Attributes:
+      block_size: Tokens of a block.
+      dtype: What keys and values are rounded to.
+    """
+
+    block_size: int
+    dtype: DTypeLike
 
 
 @jax.tree_util.register_dataclass
@@ -31,6 +47,7 @@ class AttentionMetadata:
       other_block_tables: i32 [R, max_blocks] for each of the other spans. Entries of blocks that no token of the step
         sees are meaningless.
       state_slots: Where the requests' recurrent states are; None without a cache, or if no layer has such a state.
+      scratch: How layers without a cache compute what they would with one; None: by plain JAX.
     """
 
     input_positions: jax.Array
@@ -41,6 +58,7 @@ class AttentionMetadata:
     spans: tuple[AttentionSpan, ...] = dataclasses.field(default=(), metadata={"static": True})
     other_block_tables: tuple[jax.Array, ...] = ()
     state_slots: StateSlots | None = None
+    scratch: ScratchCache | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def num_tokens(self) -> jax.Array:

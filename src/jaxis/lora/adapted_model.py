@@ -64,7 +64,7 @@ class AdaptedModel:
             name: layer for name, layer in found.items() if isinstance(layer, JaxEmbed) or not layer.has_moved_rows
         }
         self._moved = found.keys() - self._layers.keys()
-        rows, dtype = StepRows(), _table_type(base.hidden_states.dtype)
+        rows, dtype = StepRows(), table_type(base.hidden_states.dtype)
         self.bytes_per_place = _place_bytes(self._layers.values(), dtype, max_rank)
         self._additions = {name: self._add(layer, rows, dtype) for name, layer in self._layers.items()}
         setattr(model, _ROWS, rows)
@@ -177,7 +177,7 @@ _ROWS = "step_rows"
 
 def place_bytes(model: JaxModule, dtype: DTypeLike, max_rank: int, targets: Sequence[str] = (ALL_LINEAR,)) -> int:
     """Bytes of one adapter's matrices beside a model that computes in some type; it may be one without weights."""
-    return _place_bytes([layer for _, layer in _adaptable(model, targets)], _table_type(dtype), max_rank)
+    return _place_bytes([layer for _, layer in _adaptable(model, targets)], table_type(dtype), max_rank)
 
 
 def _place_bytes(layers: Iterable[_Layer], table_type: DTypeLike, max_rank: int) -> int:
@@ -192,7 +192,7 @@ def _sizes(layer: _Layer) -> tuple[int, int]:
     return layer.input_size, layer.output_size
 
 
-def _table_type(dtype: DTypeLike) -> DTypeLike:
+def table_type(dtype: DTypeLike) -> DTypeLike:
     """The type of adapters' matrices beside a model that computes in some type: bfloat16 with bfloat16, or float32."""
     return jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
 

@@ -59,13 +59,16 @@ class AdaptedLayers:
             trained[f"{name}.{_B}"] = jnp.zeros((size_out, self.params.lora_r), jnp.float32)
         return trained
 
+    def matrices(self, name: str, trained: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """A [r, in] and B [out, r] of a layer."""
+        return trained[f"{name}.{_A}"], trained[f"{name}.{_B}"]
+
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         """The model's weights, with the adapters beside those of their layers."""
         adapted = {
             f"{name}.weight": AdaptedWeight(
                 frozen[f"{name}.weight"],
-                trained[f"{name}.{_A}"],
-                trained[f"{name}.{_B}"],
+                *self.matrices(name, trained),
                 self.scale,
                 float(self.params.lora_dropout),
             )

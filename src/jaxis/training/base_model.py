@@ -26,6 +26,7 @@ from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
+from jaxis.quantization.wrappers import PackingConfig
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import reserved_variable
 from jaxis.tokenizer.template_choice import read_tokenizer
@@ -56,7 +57,9 @@ class BaseModel:
     compute_dtype: DTypeLike
     quantization: str | None
 
-    def load(self, dtype: DTypeLike, progress: ProgressDisplay, *, random: bool = False, seed: int = 0) -> JaxModule:
+    def load(
+        self, dtype: DTypeLike, progress: ProgressDisplay, *, random: bool = False, seed: int = 0, packed: bool = False
+    ) -> JaxModule:
         """The model with its weights in this type.
 
         Args:
@@ -64,6 +67,7 @@ class BaseModel:
           progress: Shows how far it is.
           random: Whether weights are drawn instead of read.
           seed: Of those.
+          packed: Whether weights are packed for the native kernels, as the engine packs them.
 
         Raises:
           ConfigError, CheckpointError: See `load_model`.
@@ -75,7 +79,7 @@ class BaseModel:
         config = VllmConfig(
             ModelConfig(str(self.path), self.hf_config, dtype=dtype, max_model_len=self.context, seed=seed),
             load_config=LoadConfig("dummy" if random else "auto"),
-            quant_config=quantization,
+            quant_config=PackingConfig(quantization) if packed else quantization,
         )
         with progress.loading(self.name) as on_progress:
             return load_model(config, make_mesh(), on_progress)

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from jaxis.engine.execution.model_arrays import GenerativeModel
 from jaxis.kernels.weights import WeightValue
-from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.attention_metadata import AttentionMetadata, ScratchCache
 from jaxis.layers.experts import JaxExperts
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.models.common.decoder import layers_recomputed
@@ -30,19 +30,29 @@ class FunctionalModel:
 
     Attributes:
       has_experts: Whether it is a mixture of experts, whose products XLA cannot compute for several rows together.
+      other_names: The names of its variables that are no weights; one that modules share has one of theirs.
     """
 
     def __init__(self, model: JaxModule) -> None:
         self.has_experts = any(isinstance(module, JaxExperts) for _, module in named_modules(model))
         self._graph, parameters, self._others = nnx.split(model, nnx.Param, ...)
         self._parameters = [(path, param) for path, param in nnx.to_flat_state(parameters)]
+        self.other_names = [_name(path) for path, _ in nnx.to_flat_state(self._others)]
 
-    def bind(self, values: Values) -> JaxModule:
-        """The model with these weights."""
+    def bind(self, values: Values, others: Mapping[str, jax.Array] | None = None) -> JaxModule:
+        """The model with these weights and, by name, these values of other variables."""
         state = nnx.from_flat_state(
             [(path, cast(nnx.Param, param).replace(values[_name(path)])) for path, param in self._parameters]
         )
-        return nnx.merge(self._graph, state, self._others)
+        rest = self._others
+        if others:
+            rest = nnx.from_flat_state(
+                [
+                    (path, cast(nnx.Variable, variable).replace(others.get(_name(path), variable.get_value())))
+                    for path, variable in nnx.to_flat_state(self._others)
+                ]
+            )
+        return nnx.merge(self._graph, state, rest)
 
 
 def values_of(model: JaxModule) -> dict[str, WeightValue]:
@@ -51,13 +61,16 @@ def values_of(model: JaxModule) -> dict[str, WeightValue]:
     return {_name(path): cast(nnx.Param, param).get_value() for path, param in nnx.to_flat_state(parameters)}
 
 
-def hidden_states(model: GenerativeModel, row: Any, *, recompute: bool) -> jax.Array:
-    """The hidden states [L, E] of a row of a `TrainingBatch`, by the plain forward pass over whole sequences.
+def hidden_states(
+    model: GenerativeModel, row: Any, *, recompute: bool, scratch: ScratchCache | None = None
+) -> jax.Array:
+    """The hidden states [L, E] of a row of a `TrainingBatch`, by a forward pass over whole sequences.
 
     Args:
       model: The model.
       row: A `TrainingBatch` without its two leading axes.
       recompute: Whether layers are computed again for their derivatives.
+      scratch: The cache of the engine's forward pass; None for the plain one.
     """
     count = row.num_sequences
     metadata = AttentionMetadata(
@@ -66,6 +79,7 @@ def hidden_states(model: GenerativeModel, row: Any, *, recompute: bool) -> jax.A
         seq_lens=row.seq_lens,
         query_start_loc=row.query_start_loc,
         request_distribution=jnp.stack([jnp.zeros_like(count), count, count]),
+        scratch=scratch,
     )
     with layers_recomputed() if recompute else contextlib.nullcontext():
         return model(None, row.ids, metadata)[1]

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from jaxis.kernels.sampling import logsumexp
+from jaxis.layers.attention_metadata import ScratchCache
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.functional_model import Values, hidden_states
 
@@ -59,7 +61,8 @@ def token_logprobs(
         def compute(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
             logits = compute_logits(rows).astype(jnp.float32)
             chosen = jnp.take_along_axis(logits, wanted[:, None], axis=-1)[:, 0]
-            logprobs = chosen - jax.nn.logsumexp(logits, axis=-1)
+            # As the sampler has it.
+            logprobs = chosen - logsumexp(logits)
             return jnp.where(counts, logprobs, 0.0), (jnp.argmax(logits, axis=-1) == wanted) & counts
 
         def skip(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -80,20 +83,27 @@ def token_logprobs(
     )
 
 
-def batch_logprobs(bind: Callable[[Values, jax.Array], Any], *, recompute: bool, row_by_row: bool) -> Forward:
-    """The log-probabilities of a micro-batch's targets, by the plain forward pass.
+def batch_logprobs(
+    bind: Callable[[Values, jax.Array], Any],
+    *,
+    recompute: bool,
+    row_by_row: bool,
+    scratch: ScratchCache | None = None,
+) -> Forward:
+    """The log-probabilities of a micro-batch's targets.
 
     Args:
       bind: (values, random key of a row) -> the model.
       recompute: See `hidden_states`.
       row_by_row: Whether rows are computed one after the other.
+      scratch: See `hidden_states`.
     """
 
     def forward(values: Values, batch: TrainingBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.arange(len(batch.ids)))
 
         def of_row(row: TrainingBatch, key: jax.Array) -> jax.Array:
-            return hidden_states(bind(values, key), row, recompute=recompute)
+            return hidden_states(bind(values, key), row, recompute=recompute, scratch=scratch)
 
         if row_by_row:
             hidden = jax.lax.map(lambda each: of_row(*each), (batch, keys))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxis.engine.execution.program_context import jit
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.functional_model import Values
 from jaxis.training.objectives import Forward, Objective, Sums
@@ -75,7 +76,7 @@ def make_step(
       max_grad_norm: To which the gradient is scaled down; 0: it is not.
     """
 
-    @functools.partial(jax.jit, donate_argnums=(0, 2))
+    @functools.partial(jit, donate_argnums=(0, 2))
     def step(
         trained: Trained, frozen: Values, state: optax.OptState, batch: TrainingBatch, key: jax.Array
     ) -> tuple[Trained, optax.OptState, Sums]:
@@ -108,7 +109,7 @@ def make_evaluation(forward: Forward, objective: Objective, combine: Combine) ->
       combine: From what is trained to what the model's parameters hold.
     """
 
-    @jax.jit
+    @jit
     def evaluate(trained: Trained, frozen: Values, batch: TrainingBatch) -> tuple[jax.Array, jax.Array, Sums]:
         micro_batch = jax.tree.map(lambda array: array[0], batch)
         total, sums = objective.loss(forward, combine(trained, frozen), frozen, micro_batch, jax.random.key(0))

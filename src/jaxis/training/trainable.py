@@ -18,7 +18,8 @@ from jaxis.loading.gguf.shards import gguf_file
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.training.adapters import AdaptedLayers, choose_layers
 from jaxis.training.base_model import BaseModel
-from jaxis.training.config import DPO, TrainConfig
+from jaxis.training.config import DPO, ENGINE, TrainConfig
+from jaxis.training.engine_forward import EngineAdapters, check_engine_forward
 from jaxis.training.export import merged_with, replaced_by, write_model
 from jaxis.training.functional_model import FunctionalModel, Values, cast_floats, is_float, values_of
 from jaxis.training.objectives import Forward, batch_logprobs
@@ -61,6 +62,9 @@ def make_trainable(config: TrainConfig, base: BaseModel, progress: ProgressDispl
       ConfigError: What is asked for cannot be trained.
       CheckpointError: The weights cannot be read.
     """
+    if config.training.forward_pass == ENGINE:
+        check_engine_forward(config)
+        return _AdaptersInEngine(config, base, progress)
     return (_Adapters if config.training.use_peft else _AllWeights)(config, base, progress)
 
 
@@ -109,12 +113,16 @@ class _AllWeights:
 
 
 class _Adapters:
-    """Adapters beside frozen weights; see `Trainable`."""
+    """Adapters beside frozen weights, in plain JAX; see `Trainable`."""
+
+    is_packed = False
 
     def __init__(self, config: TrainConfig, base: BaseModel, progress: ProgressDisplay) -> None:
         self._config, self._base = config, base
         is_random = not config.model.load_pretrained_weights
-        model = base.load(base.compute_dtype, progress, random=is_random, seed=config.training.seed)
+        model = base.load(
+            base.compute_dtype, progress, random=is_random, seed=config.training.seed, packed=self.is_packed
+        )
         with open_checkpoint(base.path) as checkpoint:
             modules = {name.rpartition(".")[0] for name in checkpoint.names()}
         self._names: CheckpointNames = checkpoint_names_of(model)
@@ -125,16 +133,20 @@ class _Adapters:
             raise ConfigError("peft.peft_save_mode='merged' cannot be honoured for a GGUF file: give adapter_only")
         self.frozen: Values = values_of(model)
         self.initial = self._layers.initial(config.training.seed)
+        self._prepare(model)
+
+    def _prepare(self, model: JaxModule) -> None:
         self._model = FunctionalModel(model)
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         return self._layers.combine(trained, frozen)
 
     def forward(self, *, is_training: bool) -> Forward:
+        recompute = is_training and self._config.training.enable_gradient_checkpointing
+
         def bind(values: Values, key: jax.Array) -> JaxModule:
             return self._model.bind(self._layers.with_keys(values, key) if is_training else values)
 
-        recompute = is_training and self._config.training.enable_gradient_checkpointing
         return batch_logprobs(bind, recompute=recompute, row_by_row=self._model.has_experts)
 
     def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
@@ -145,3 +157,22 @@ class _Adapters:
         if self._merges:
             write_model(self._base.path, folder, merged_with(folder, self._names), is_tied=self._is_tied)
             self._layers.remove(folder)
+
+
+class _AdaptersInEngine(_Adapters):
+    """Adapters beside frozen weights, as the engine computes them; see `Trainable`."""
+
+    is_packed = True
+
+    def _prepare(self, model: JaxModule) -> None:
+        self._engine_model = EngineAdapters(model, self._layers, self._base.compute_dtype)
+
+    def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
+        return self._engine_model.combine(trained, frozen)
+
+    def forward(self, *, is_training: bool) -> Forward:
+        recompute = is_training and self._config.training.enable_gradient_checkpointing
+        return self._engine_model.forward(recompute=recompute)
+
+    def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
+        return self._engine_model.bind(self.combine(trained, self.frozen))

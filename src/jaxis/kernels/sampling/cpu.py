@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -27,8 +28,15 @@ def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def logsumexp(logits: jax.Array) -> jax.Array:
     """Same arguments and result as `jaxis.kernels.sampling.logsumexp`."""
+    return _native_logsumexp(logits)
+
+
+def _logsumexp_kernel(logits: jax.Array) -> jax.Array:
     _, _, row_max, total = _tile_weights(logits, jnp.ones(logits.shape[0], jnp.float32))
     return row_max + in_whole_vectors(jnp.log, total[:, None])[:, 0]
+
+
+_native_logsumexp = native.transformable(_logsumexp_kernel, functools.partial(jax.nn.logsumexp, axis=-1))
 
 
 def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:

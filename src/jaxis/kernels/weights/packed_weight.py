@@ -1,12 +1,13 @@
 """PackedWeight: a weight packed for the native kernels on CPU, and the products with it.
 
-The layout is described in native/src/matmul.h. Packed weights are for inference only: their products have no
-derivatives.
+The layout is described in native/src/matmul.h. The products of weights [out, in] can be differentiated with respect to
+everything but the weights; those of experts cannot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -256,20 +257,63 @@ def matmul(
       float32 [..., out] for each.
     """
     rows = x.reshape(-1, x.shape[-1])
-    sizes = [weight.out_size for weight in weights]
-    outputs = [jax.ShapeDtypeStruct((rows.shape[0], size), jnp.float32) for size in sizes]
-    results = native.call(
-        "matmul",
-        outputs if activation is None else outputs[:1],
-        rows,
-        *(weight.data for weight in weights),
-        *(addend.reshape(rows.shape[0], -1) for addend in addends),
-        n=np.asarray(sizes, np.int64),
-        quantize_activations=act_qtype is not None,
-        activation=np.int32(ACTIVATIONS[activation or "none"]),
-        format=weights[0].format.encode(),
-    )
-    return [result.reshape(*x.shape[:-1], result.shape[-1]) for result in results]
+    product = _product(tuple((weight.out_size, weight.format) for weight in weights), act_qtype is not None, activation)
+    panels, flat = (weight.data for weight in weights), (addend.reshape(len(rows), -1) for addend in addends)
+    return [result.reshape(*x.shape[:-1], result.shape[-1]) for result in product(rows, *panels, *flat)]
+
+
+@functools.cache
+def _product(
+    forms: tuple[tuple[int, PackedFormat], ...], quantizes_input: bool, activation: str | None
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """`matmul` of x [T, in], the panels of as many weights as there are forms, (rows, format), and addends.
+
+    Its derivative is that of the products with what the weights stand for: rounding the input changes none.
+    """
+    sizes, weight_format = [size for size, _ in forms], forms[0][1]
+
+    def kernel(rows: jax.Array, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        outputs = [jax.ShapeDtypeStruct((rows.shape[0], size), jnp.float32) for size in sizes]
+        return tuple(
+            native.call(
+                "matmul",
+                outputs if activation is None else outputs[:1],
+                rows,
+                *operands,
+                n=np.asarray(sizes, np.int64),
+                quantize_activations=quantizes_input,
+                activation=np.int32(ACTIVATIONS[activation or "none"]),
+                format=weight_format.encode(),
+            )
+        )
+
+    def definition(rows: jax.Array, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        panels, addends = operands[: len(forms)], operands[len(forms) :]
+        products = [
+            _in_blocks(rows, PackedWeight(data, size, each)) for data, (size, each) in zip(panels, forms, strict=True)
+        ]
+        if addends:
+            products = [y + addend for y, addend in zip(products, addends, strict=True)]
+        if activation is None:
+            return tuple(products)
+        gate, up = products
+        return (_DEFINITIONS[activation](gate) * up,)
+
+    return native.transformable(kernel, definition)
+
+
+_DEFINITIONS = {"silu": jax.nn.silu, "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True)}
+_BLOCK_ROWS = 8192
+
+
+def _in_blocks(x: jax.Array, weight: PackedWeight) -> jax.Array:
+    """x [T, in] -> [T, out] by XLA, with so many rows of the weight at a time in float32."""
+    if weight.out_size <= _BLOCK_ROWS:
+        return x @ weight.dequantize().T
+    num_blocks = -(-weight.out_size // _BLOCK_ROWS)
+    ids = jnp.arange(num_blocks * _BLOCK_ROWS, dtype=jnp.int32).reshape(num_blocks, -1)
+    products = jax.lax.map(jax.checkpoint(lambda block: x @ weight.lookup(block, jnp.float32).T), ids)
+    return jnp.moveaxis(products, 0, 1).reshape(len(x), -1)[:, : weight.out_size]
 
 
 def experts(

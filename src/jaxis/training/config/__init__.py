@@ -3,13 +3,15 @@
 from jaxis.training.config.data import FINAL_TURN, FIRST_EXHAUSTED, DatasetParams, SplitParams
 from jaxis.training.config.peft import PeftParams
 from jaxis.training.config.run import TrainConfig
-from jaxis.training.config.training import DPO, OPTIMIZERS, TrainingParams
+from jaxis.training.config.training import DPO, ENGINE, OPTIMIZERS, PLAIN, TrainingParams
 
 __all__ = [
     "DPO",
+    "ENGINE",
     "FINAL_TURN",
     "FIRST_EXHAUSTED",
     "OPTIMIZERS",
+    "PLAIN",
     "DatasetParams",
     "PeftParams",
     "SplitParams",

@@ -10,6 +10,7 @@ from jaxis.errors import ConfigError
 from jaxis.training.config.section import TORCH_ONLY, ConfigSection
 
 SFT, DPO = "TRL_SFT", "TRL_DPO"
+PLAIN, ENGINE = "plain", "engine"
 OPTIMIZERS = {"adamw": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd"}
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 _TRAINER_KWARGS = {
@@ -46,6 +47,7 @@ class TrainingParams(ConfigSection):
       max_grad_norm: Gradients whose norm is larger are scaled down to it; 0: none are.
       mixed_precision_dtype: NONE or BF16, which computes in bfloat16.
       enable_gradient_checkpointing: Whether layers are computed again for their derivatives, rather than kept.
+      forward_pass: engine, whose kernels and sums are those that answer requests, to the last bit; or plain JAX.
       logging_steps: Steps between the lines that are printed; metrics.jsonl has them all.
       eval_strategy: "no", "steps" or "epoch": when the loss of `data.validation` is measured.
       eval_steps: Steps between those.
@@ -87,6 +89,7 @@ class TrainingParams(ConfigSection):
     max_grad_norm: float = 1.0
     mixed_precision_dtype: str = "NONE"
     enable_gradient_checkpointing: bool = False
+    forward_pass: str = PLAIN
     gradient_checkpointing_kwargs: dict[str, Any] = field(default_factory=dict)
     logging_strategy: str = "steps"
     logging_steps: int = 10
@@ -199,6 +202,7 @@ class TrainingParams(ConfigSection):
             "optimizer": tuple(OPTIMIZERS),
             "lr_scheduler_type": SCHEDULES,
             "eval_strategy": ("no", "steps", "epoch"),
+            "forward_pass": (PLAIN, ENGINE),
         }.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"training.{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
