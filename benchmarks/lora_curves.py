@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
+
+from jaxis.inference.inference_config import read_yaml_mapping
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "training" / "sailor.yaml"
@@ -49,7 +50,7 @@ def train_jaxis(gguf: Path, folder: Path) -> None:
     from jaxis.training.trainable import make_trainable
     from jaxis.training.trainer import Trainer
 
-    values = yaml.safe_load(CONFIG.read_text())
+    values = read_yaml_mapping(CONFIG)
     values["model"]["model_name"] = str(gguf)
     values["training"]["output_dir"] = str(folder / "jaxis")
     config = TrainConfig.of(values)
@@ -91,14 +92,14 @@ def train_trl(gguf: Path, folder: Path) -> None:
 
     examples = json.loads((folder / "examples.json").read_text())
     model = peft.PeftModel.from_pretrained(dequantized_model(gguf), str(folder / "start"), is_trainable=True)
-    training = yaml.safe_load(CONFIG.read_text())["training"]
+    training = read_yaml_mapping(CONFIG)["training"]
     size = training["per_device_train_batch_size"]
     settings = SFTConfig(
         output_dir=str(folder / "trl"),
         per_device_train_batch_size=size,
         per_device_eval_batch_size=len(examples["held_out"]),
         max_steps=len(examples["train"]) // size,
-        learning_rate=float(training["learning_rate"]),
+        learning_rate=training["learning_rate"],
         lr_scheduler_type=training["lr_scheduler_type"],
         warmup_steps=training["warmup_steps"],
         optim="adamw_torch",
