@@ -207,7 +207,11 @@ def _adaptable(model: JaxModule, targets: Sequence[str] | None = None) -> list[t
         if isinstance(layer.quant_method, ApplyingQuantMethod):
             continue
         paths = [f".{each}" for each in (name, names.name_in_checkpoint(name))]
-        named = {target for target in targets or () if any(path.endswith(f".{target}") for path in paths)}
+        named = {
+            target
+            for target in targets or ()
+            if any(path.endswith((f".{target}", f".{names.name_here(target)}")) for path in paths)
+        }
         missing -= named
         if targets is None or named or (ALL_LINEAR in targets and not isinstance(layer, JaxEmbed)):
             found.append((name, layer))
