@@ -24,7 +24,40 @@ def test_a_short_prompt_waits_for_one_chunk_of_another_clients_long_ones():
         add(scheduler, chr(ord("a") + number), 56, arrival=number, client="many")
     assert shape(run(scheduler)) == [("a", 0, 16, False)]
     add(scheduler, "z", 4, arrival=6, client="one")
-    assert shape(run(scheduler)) == [("z", 0, 4, True), ("a", 16, 12, False)]
+    assert shape(run(scheduler)) == [("z", 0, 4, True), ("a", 16, 2, False)]  # z waits for its token
+    assert shape(run(scheduler)) == [("z", 4, 1, True), ("a", 18, 3, False)]
+
+
+def test_a_step_whose_tokens_a_client_waits_for_has_little_of_other_clients_prompts():
+    scheduler = make_scheduler(num_blocks=512, max_num_seqs=8)
+    add(scheduler, "a", 2, client="one")
+    run(scheduler)
+    add(scheduler, "b", 56, arrival=1, client="many")
+    add(scheduler, "c", 56, arrival=2, client="many")
+    assert [shape(run(scheduler)) for _ in range(2)] == [
+        [("a", 2 + step, 1, True), ("b", 3 * step, 3, False)] for step in range(2)
+    ]
+    # The prompt of the client that waits fills what is left, once it is its turn.
+    add(scheduler, "z", 30, arrival=3, client="one")
+    assert shape(run(scheduler)) == [("a", 4, 1, True), ("z", 0, 15, False)]
+
+
+def test_steps_are_full_where_nobody_else_waits():
+    for other in ({"client": "many"}, {"client": "one", "priority": 1}):
+        scheduler = make_scheduler(num_blocks=512, max_num_seqs=8)
+        add(scheduler, "a", 2, **other)
+        run(scheduler)
+        add(scheduler, "b", 56, arrival=1, client="many")
+        assert shape(run(scheduler)) == [("a", 2, 1, True), ("b", 0, 15, False)]
+
+
+def test_prompts_go_on_however_many_sequences_of_another_client_decode():
+    scheduler = make_scheduler(num_blocks=512, max_num_seqs=16)
+    for number in range(10):
+        add(scheduler, chr(ord("a") + number), 1, arrival=number, client="one")
+    run(scheduler)
+    add(scheduler, "z", 8, arrival=20, client="many")
+    assert [shape(run(scheduler))[-1] for _ in range(2)] == [("z", 0, 2, False), ("z", 2, 2, False)]
 
 
 def test_without_clients_prompts_are_served_as_they_arrive():
@@ -67,11 +100,11 @@ def test_better_priority_goes_before_any_turn():
     add(scheduler, "a", 40, arrival=0, client="x")
     run(scheduler)
     add(scheduler, "b", 40, arrival=1, client="y", priority=1)
-    assert prefilled_by_client(scheduler, 2) == [{"x": 16}, {"x": 8, "y": 8}]
+    assert prefilled_by_client(scheduler, 2) == [{"x": 16}, {"x": 8, "y": 2}]
 
 
 def test_a_client_with_all_places_gives_one_back():
-    scheduler = make_scheduler(num_blocks=512, max_num_seqs=4)
+    scheduler = make_scheduler(num_blocks=512, max_num_seqs=4, max_num_batched_tokens=64)
     for number in range(4):
         add(scheduler, "abcd"[number], 4, arrival=number, client="x", max_tokens=40)
     run(scheduler)

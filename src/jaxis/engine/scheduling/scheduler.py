@@ -25,7 +25,7 @@ from collections.abc import Sequence as AbstractSequence
 from operator import attrgetter
 
 from jaxis.engine.scheduling.block_manager import BlockManager
-from jaxis.engine.scheduling.fair_shares import FairShares
+from jaxis.engine.scheduling.fair_shares import FairShares, StepRoom
 from jaxis.engine.scheduling.places import NoPlaces, Places
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
@@ -202,19 +202,24 @@ class Scheduler:
         may_admit = len(self._preempted_ids) == num_preempted_before
         lacks_blocks = False
         budget = self.max_num_batched_tokens - len(decodes)
+        room = StepRoom(self.max_num_batched_tokens, (entry.sequence for entry in decodes))
         while budget > 0:
             sequence = min(prefilling, key=self._waiting.order, default=None)
-            admitted = self._admit_before(sequence, budget) if may_admit else None
+            admitted = self._admit_before(sequence, budget, room) if may_admit else None
             if admitted is not None:
-                budget -= self._schedule_tokens(admitted, budget, decodes if _is_decode(admitted) else prefills)
+                entries = decodes if _is_decode(admitted) else prefills
+                budget -= self._schedule_tokens(admitted, room.of(admitted, budget), entries, room)
             elif sequence is None:
                 break
             else:
                 prefilling.remove(sequence)
+                most = room.of(sequence, budget)
+                if most == 0:
+                    continue
                 # Where layers keep a window, a prefill gets blocks chunk by chunk. It may have to wait for others.
-                if self.block_manager.allocate(sequence, _chunk_end(sequence, budget)):
+                if self.block_manager.allocate(sequence, _chunk_end(sequence, most)):
                     is_replay = sequence.num_computed_tokens >= sequence.num_prompt_tokens
-                    budget -= self._schedule_tokens(sequence, budget, replays if is_replay else prefills)
+                    budget -= self._schedule_tokens(sequence, most, replays if is_replay else prefills, room)
                 else:
                     may_admit, lacks_blocks = False, True
         if lacks_blocks and not decodes and not replays and not prefills and not self._has_inflight_tokens():
@@ -353,6 +358,11 @@ class Scheduler:
             return
         if len(self._running) < self.max_num_seqs and self.block_manager.has_room_for(waiting.num_tokens):
             return
+        if any(
+            sequence.client == waiting.client and sequence.num_computed_tokens < sequence.num_prompt_tokens
+            for sequence in self._running
+        ):
+            return  # which has its client's part of the step
         num_running = Counter(sequence.client for sequence in self._running)
         most = num_running[waiting.client] + 1  # as many as the waiting client will run
         for index in reversed(range(len(self._running))):
@@ -369,7 +379,7 @@ class Scheduler:
             return sequence
         return self._waiting.head(without_variant=True)
 
-    def _admit_before(self, running: Sequence | None, budget: int) -> Sequence | None:
+    def _admit_before(self, running: Sequence | None, budget: int, room: StepRoom) -> Sequence | None:
         """Admits the next waiting sequence, if it is to be served before a running one (None: there is none).
 
         Returns:
@@ -381,7 +391,12 @@ class Scheduler:
         # A preempted sequence with a token in flight cannot be computed anew before the host knows that token.
         if sequence is None or sequence.num_inflight_tokens > 0:
             return None
+        if self._running and sequence.seq_id in self._preempted_ids:
+            return None  # it made way in this step
         if running is not None and self._waiting.order(running)[:2] <= self._waiting.order(sequence)[:2]:
+            return None
+        budget = room.of(sequence, budget)
+        if budget == 0:
             return None
         blocks = self.block_manager
         prefix = blocks.get_cached_prefix(sequence)
@@ -397,7 +412,9 @@ class Scheduler:
     def _has_inflight_tokens(self) -> bool:
         return any(sequence.num_inflight_tokens for sequence in self._unfinished.values())
 
-    def _schedule_tokens(self, sequence: Sequence, budget: int, scheduled: list[ScheduledSequence]) -> int:
+    def _schedule_tokens(
+        self, sequence: Sequence, budget: int, scheduled: list[ScheduledSequence], room: StepRoom
+    ) -> int:
         """Schedules as many of the sequence's tokens as the budget allows; returns how many."""
         start, stop = sequence.num_computed_tokens, _chunk_end(sequence, budget)
         samples = stop == sequence.num_tokens_with_inflight
@@ -408,6 +425,7 @@ class Scheduler:
         scheduled.append(ScheduledSequence(sequence, start, stop - start, samples, state))
         sequence.num_computed_tokens = stop
         sequence.num_inflight_tokens += samples
+        room.add(sequence, stop - start, samples=samples)
         return stop - start
 
     def _preempt(self, sequence: Sequence) -> None:
