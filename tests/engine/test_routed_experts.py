@@ -25,9 +25,10 @@ def model(name):
 
 def recorded(name, token_ids):
     """What `jaxis verify` records of the model's routers: [T, layers with experts, k]."""
-    calls = record(model(name), token_ids)
-    chosen = [call.outputs.routing.expert_ids for call in calls.values() if call.outputs.routing is not None]
-    return np.stack(chosen, axis=1)
+    chosen = {name: call.outputs.routing for name, call in record(model(name), token_ids).items()}
+    chosen = {name: routing.expert_ids for name, routing in chosen.items() if routing is not None}
+    # Of a router in a router, once.
+    return np.stack([ids for name, ids in chosen.items() if f"{name}.proj" not in chosen], axis=1)
 
 
 def chosen_by_reference(token_ids):
