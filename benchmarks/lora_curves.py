@@ -1,10 +1,9 @@
-"""The losses of `jaxis train` beside TRL's: adapters of Gemma 3 270M, from its GGUF file, on the rows of sailor.jsonl.
+"""The losses of `jaxis train` beside PEFT's: adapters of Gemma 3 270M, from its GGUF file, on the rows of sailor.jsonl.
 
-    pip install trl
     python benchmarks/lora_curves.py gemma-3-270m-q4_k_m.gguf
 
 Both get the same token ids in the same order, the same adapters at the start, and the same schedule. jaxis computes
-with the blocks of the file; TRL and PEFT with the same weights, dequantized to float32 by gguf-py.
+with the blocks of the file; PEFT and torch with the same weights, dequantized to float32 by gguf-py.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gguf", type=Path, help="gemma-3-270m-q4_k_m.gguf")
     parser.add_argument("--folder", type=Path, help="where runs are kept; None: they are not")
-    parser.add_argument("--only", choices=("jaxis", "trl"), help="one side, in this process")
+    parser.add_argument("--only", choices=("jaxis", "torch"), help="one side, in this process")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         if arguments.only is not None:
-            (train_jaxis if arguments.only == "jaxis" else train_trl)(arguments.gguf, folder)
+            (train_jaxis if arguments.only == "jaxis" else train_torch)(arguments.gguf, folder)
             return
-        for side in ("jaxis", "trl"):
+        for side in ("jaxis", "torch"):
             command = [sys.executable, __file__, str(arguments.gguf), "--folder", str(folder), "--only", side]
             subprocess.run(command, check=True, cwd=ROOT)
         print_curves(folder)
@@ -83,56 +82,54 @@ def rows_of(batch: Any) -> list[dict[str, list[int]]]:
     return rows
 
 
-def train_trl(gguf: Path, folder: Path) -> None:
-    """Trains with TRL and PEFT; leaves trl.json, the history of its log."""
+def train_torch(gguf: Path, folder: Path) -> None:
+    """Trains with PEFT and torch; leaves torch.json, a line a step."""
     import peft
     import torch
-    from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
+    import transformers
 
     examples = json.loads((folder / "examples.json").read_text())
     model = peft.PeftModel.from_pretrained(dequantized_model(gguf), str(folder / "start"), is_trainable=True)
     training = read_yaml_mapping(CONFIG)["training"]
     size = training["per_device_train_batch_size"]
-    settings = SFTConfig(
-        output_dir=str(folder / "trl"),
-        per_device_train_batch_size=size,
-        per_device_eval_batch_size=len(examples["held_out"]),
-        max_steps=len(examples["train"]) // size,
-        learning_rate=training["learning_rate"],
-        lr_scheduler_type=training["lr_scheduler_type"],
-        warmup_steps=training["warmup_steps"],
-        optim="adamw_torch",
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        logging_steps=1,
-        eval_strategy="steps",
-        eval_steps=training["eval_steps"],
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        completion_only_loss=True,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        remove_unused_columns=False,
+    num_steps = len(examples["train"]) // size
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=training["learning_rate"], weight_decay=0.0)
+    schedule = transformers.get_scheduler(
+        training["lr_scheduler_type"], optimizer, training["warmup_steps"], num_training_steps=num_steps
     )
+    lines = []
+    for step in range(num_steps):
+        loss = torch_loss(model, examples["train"][step * size : (step + 1) * size])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+        lines.append({"step": step + 1, "loss": loss.item()})
+        if (step + 1) % training["eval_steps"] == 0:
+            with torch.no_grad():
+                lines.append({"step": step + 1, "eval_loss": torch_loss(model, examples["held_out"]).item()})
+        print(lines[-1], flush=True)
+    (folder / "torch.json").write_text(json.dumps(lines))
 
-    class InOrder(SFTTrainer):
-        """Takes rows in the order in which they are."""
 
-        def _get_train_sampler(self, dataset: Any = None) -> Any:
-            return torch.utils.data.SequentialSampler(self.train_dataset if dataset is None else dataset)
+def torch_loss(model: Any, rows: list[dict[str, list[int]]]) -> Any:
+    """The mean loss of the learned tokens of padded rows."""
+    import torch
 
-    trainer = InOrder(
-        model=model,
-        args=settings,
-        train_dataset=Dataset.from_list(examples["train"]),
-        eval_dataset=Dataset.from_list(examples["held_out"]),
-        processing_class=any_tokenizer(),
-    )
-    trainer.train()
-    (folder / "trl.json").write_text(json.dumps(trainer.state.log_history))
+    length = max(len(row["input_ids"]) for row in rows)
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    attended, labels = torch.zeros_like(ids), torch.full_like(ids, -100)
+    for i, row in enumerate(rows):
+        tokens, learned = torch.tensor(row["input_ids"]), torch.tensor(row["completion_mask"]) == 1
+        ids[i, : len(tokens)], attended[i, : len(tokens)] = tokens, 1
+        labels[i, : len(tokens)] = torch.where(learned, tokens, -100)
+    causal = model.base_model.model
+    hidden = causal.model(input_ids=ids, attention_mask=attended).last_hidden_state
+    learned = labels[:, 1:] != -100
+    logits = causal.lm_head(hidden[:, :-1][learned])  # 262,144 of each token
+    return torch.nn.functional.cross_entropy(logits, labels[:, 1:][learned])
 
 
 def dequantized_model(gguf: Path) -> Any:
@@ -163,23 +160,14 @@ def dequantized_model(gguf: Path) -> Any:
     return model
 
 
-def any_tokenizer() -> Any:
-    """A tokenizer, which TRL wants although the rows are token ids; it only pads with it."""
-    import tokenizers
-    import transformers
-
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>")
-
-
 def print_curves(folder: Path) -> None:
     """Prints the losses of both, and how far they are from each other."""
     ours = [json.loads(line) for line in (folder / "jaxis" / "metrics.jsonl").read_text().splitlines()]
-    theirs = json.loads((folder / "trl.json").read_text())
+    theirs = json.loads((folder / "torch.json").read_text())
     for name in ("loss", "eval_loss"):
         mine = {line["step"]: line[name] for line in ours if name in line}
         others = {line["step"]: line[name] for line in theirs if name in line}
-        print(f"\n{name:>9}      jaxis        TRL  difference")
+        print(f"\n{name:>9}      jaxis      torch  difference")
         for step in sorted(mine.keys() & others.keys()):
             difference = mine[step] / others[step] - 1
             print(f"{step:>9} {mine[step]:>10.5f} {others[step]:>10.5f}  {difference:>+10.2%}")
