@@ -16,7 +16,7 @@ from jaxis.training.batches import TrainingBatch
 from jaxis.training.config import TrainConfig
 from jaxis.training.examples import Example
 from jaxis.training.objectives import CrossEntropy
-from jaxis.training.step import sum_of_micro_batches
+from jaxis.training.step import make_gradient
 from jaxis.training.trainable import Trainable
 from jaxis.training.trainer import Trainer, TrainingResult
 
@@ -41,13 +41,16 @@ def train_config(
     peft: Any = None,
     data: Any = None,
     validation: Path | None = None,
+    model_kwargs: Any = None,
+    fsdp: bool = False,
     **training: Any,
 ) -> TrainConfig:
     """A run's configuration; `training` holds fields of that section."""
     held_out = {} if validation is None else {"validation": {"datasets": [{"dataset_path": str(validation)}]}}
     return TrainConfig.of(
         {
-            "model": {} if model is None else {"model_name": str(model)},
+            "model": {"model_name": None if model is None else str(model), "model_kwargs": model_kwargs or {}},
+            "fsdp": {"enable_fsdp": fsdp},
             "data": {"train": {"datasets": [{"dataset_path": str(rows)}], **(data or {})}, **held_out},
             "training": {
                 "output_dir": str(output),
@@ -75,15 +78,14 @@ def metrics(output: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
 
-def gradients(model: Trainable, batch: TrainingBatch) -> tuple[float, dict[str, np.ndarray], float]:
+def gradients(
+    model: Trainable, batch: TrainingBatch, router_coefficient: float = 0.0
+) -> tuple[float, dict[str, np.ndarray], float]:
     """The sum of losses of a batch, the gradient of that, and the number of learned tokens."""
     objective, forward = CrossEntropy(), model.forward(is_training=True)
 
-    @jax.jit
-    def sums(trained: Any, frozen: Any) -> Any:
-        return sum_of_micro_batches(forward, objective, model.combine, trained, frozen, batch, jax.random.key(0))
-
-    total, gradient, _ = sums(model.initial, model.frozen)
+    differentiate = jax.jit(make_gradient(forward, objective, model.combine, None, router_coefficient))
+    total, gradient, _ = differentiate(model.initial, model.frozen, batch, jax.random.key(0))
     return float(total), {name: np.asarray(value) for name, value in gradient.items()}, float(objective.weight(batch))
 
 

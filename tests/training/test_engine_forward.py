@@ -75,7 +75,7 @@ def log_probabilities(trainable, trained, batch):
     forward = trainable.forward(is_training=True)
 
     def loss(trained, micro_batch):
-        logprobs, _ = forward(trainable.combine(trained, trainable.frozen), micro_batch, jax.random.key(0))
+        logprobs = forward(trainable.combine(trained, trainable.frozen), micro_batch, jax.random.key(0)).logprobs
         return -logprobs.sum(), logprobs
 
     differentiate = jit(jax.value_and_grad(loss, has_aux=True))

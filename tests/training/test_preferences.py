@@ -7,7 +7,7 @@ import pytest
 
 from jaxis.errors import ConfigError
 from jaxis.training.config import TrainConfig
-from jaxis.training.objectives import DPO
+from jaxis.training.objectives import DPO, Scores
 
 
 class Pairs:
@@ -39,10 +39,11 @@ def test_losses_gradients_and_rewards_are_those_of_numpy(kind, smoothing):
     objective = DPO(beta, smoothing, kind)
 
     def forward(values, batch, key):
-        return jnp.where(Pairs.learned, values, 0.0), None
+        return Scores(jnp.where(Pairs.learned, values, 0.0), jnp.zeros(()), None)
 
     def total(values):
-        return objective.loss(forward, values, jnp.asarray(reference, jnp.float32), Pairs(), None)
+        losses = objective.loss(forward, values, jnp.asarray(reference, jnp.float32), Pairs(), None)
+        return losses.total, losses.sums
 
     (loss, reported), gradient = jax.value_and_grad(total, has_aux=True)(jnp.asarray(policy, jnp.float32))
     np.testing.assert_allclose(loss, numpy_losses(policy, reference, kind, beta, smoothing).sum(), rtol=1e-5)

@@ -203,7 +203,6 @@ def test_a_full_disk_in_a_save_loses_nothing(checkpoint, rows, tmp_path, monkeyp
             {"loss_type": "hinge"},
             r"training\.trainer_kwargs\.loss_type is not known",
         ),
-        ("fsdp", "enable_fsdp", True, r"config\.fsdp="),
         (
             "data",
             "train",
@@ -216,6 +215,7 @@ def test_a_full_disk_in_a_save_loses_nothing(checkpoint, rows, tmp_path, monkeyp
             {"datasets": [{"dataset_path": name, "mixture_proportion": 0.6} for name in "ab"]},
             r"mixture_proportion must add up to 1, not 1\.2",
         ),
+        ("fsdp", "sharding_strategy", "HYBRID_SHARD", r"fsdp\.sharding_strategy='HYBRID_SHARD' cannot be honoured"),
         ("data", "train", {"datasets": []}, r"data\.train\.datasets is empty"),
         ("data", "train", {"datasets": [{"dataset_name": "org/set"}]}, r"data\.datasets\.dataset_name='org/set'"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -125,6 +125,23 @@ class Routing:
             raise ConfigError(f"groups of {group_size} expert have no best two")
 
 
+_observer: ContextVar[Callable[[Routing, jax.Array], None] | None] = ContextVar("observer", default=None)
+
+
+@contextmanager
+def routers_observed_by(observe: Callable[[Routing, jax.Array], None]) -> Iterator[None]:
+    """Routers that are called in the block show what they choose by.
+
+    Args:
+      observe: Gets a router's settings, and its logits, float32 [T, X].
+    """
+    token = _observer.set(observe)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
 def choose_experts(
     routing: Routing, logits: jax.Array, selection_bias: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
@@ -141,6 +158,8 @@ def choose_experts(
     logits = logits.astype(jnp.float32)
     if routing.logit_soft_cap is not None:
         logits = routing.logit_soft_cap * in_whole_vectors(jnp.tanh, logits / routing.logit_soft_cap)
+    if (observe := _observer.get()) is not None:
+        observe(routing, logits)
     if routing.score_function == "sparsemixer":
         return _sparsemixer(routing, logits)
     scores = softmax(logits) if routing.score_function == "softmax" else in_whole_vectors(jax.nn.sigmoid, logits)

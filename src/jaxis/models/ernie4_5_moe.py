@@ -29,6 +29,7 @@ class Ernie45MoeDecoderLayer(PreNormDecoderLayer):
 
 class Ernie4_5_MoeForCausalLM(CausalLM):
     layer_class = Ernie45MoeDecoderLayer
+    router_aux_loss_coef = 0.001
     renames = (("mlp.moe_statics.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),)
 
     @classmethod

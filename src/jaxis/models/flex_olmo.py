@@ -31,6 +31,7 @@ class FlexOlmoDecoderLayer(PostNormDecoderLayer):
 
 class FlexOlmoForCausalLM(CausalLM):
     layer_class = FlexOlmoDecoderLayer
+    router_aux_loss_coef = 0.01
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

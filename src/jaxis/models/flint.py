@@ -65,6 +65,7 @@ def _feed_forward(scope: LayerScope) -> GatedMLP | SparseMoE:
 
 class FlintForCausalLM(CausalLM):
     layer_class = FlintDecoderLayer
+    router_aux_loss_coef = 0.0005
     renames = (("mlp.shared_expert", "mlp.shared_experts"), ("self_attn.softmax_offset", "self_attn.sinks"))
 
     @classmethod

@@ -52,6 +52,7 @@ class Glm4MoeForCausalLM(CausalLM):
 class Glm4vMoeForConditionalGeneration(InnerTextPart, Glm4MoeForCausalLM):
     """GLM-4.5V and GLM-4.6V; images are not supported."""
 
+    router_aux_loss_coef = 0.0001
     text_model_types = ("glm4v_moe_text",)
     other_parts = ("model.visual",)
     other_keys = ("vision_config",)

@@ -46,6 +46,7 @@ class GptOssDecoderLayer(PreNormDecoderLayer):
 
 class GptOssForCausalLM(CausalLM):
     layer_class = GptOssDecoderLayer
+    router_aux_loss_coef = 0.001
     renames = (("mlp.router", "mlp.gate"),)
 
     @classmethod

@@ -58,6 +58,7 @@ class GraniteMoeSWADecoderLayer(GraniteMoeSharedDecoderLayer):
 
 class GraniteMoeForCausalLM(GraniteCausalLM):
     layer_class = GraniteMoeDecoderLayer
+    router_aux_loss_coef = 0.001
     renames = GRANITE_MOE_RENAMES
 
     @classmethod

@@ -54,6 +54,7 @@ class GraniteMoeHybridDecoderLayer(JaxModule):
 
 class GraniteMoeHybridForCausalLM(GraniteCausalLM):
     layer_class = GraniteMoeHybridDecoderLayer
+    router_aux_loss_coef = 0.001
     renames = (
         *GRANITE_MOE_RENAMES,
         ("shared_mlp.input_linear", "shared_mlp.gate_up_proj"),

@@ -27,6 +27,7 @@ class JambaDecoderLayer(PreNormDecoderLayer):
 
 class JambaForCausalLM(CausalLM):
     layer_class = JambaDecoderLayer
+    router_aux_loss_coef = 0.001
     renames = (
         ("model.final_layernorm", "model.norm"),
         ("pre_ff_layernorm", "post_attention_layernorm"),

@@ -52,6 +52,7 @@ class LagunaDecoderLayer(PreNormDecoderLayer):
 
 class LagunaForCausalLM(CausalLM):
     layer_class = LagunaDecoderLayer
+    router_aux_loss_coef = 0.001
     renames = (
         ("mlp.experts.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),
         ("mlp.shared_expert", "mlp.shared_experts"),

@@ -41,6 +41,7 @@ class MellumDecoderLayer(PreNormDecoderLayer):
 
 class MellumForCausalLM(CausalLM):
     layer_class = MellumDecoderLayer
+    router_aux_loss_coef = 0.001
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

@@ -45,6 +45,7 @@ class MiniMaxM2DecoderLayer(PreNormDecoderLayer):
 
 class MiniMaxM2ForCausalLM(CausalLM):
     layer_class = MiniMaxM2DecoderLayer
+    router_aux_loss_coef = 0.001
     renames = (("block_sparse_moe", "mlp"), ("mlp.e_score_correction_bias", "mlp.gate.e_score_correction_bias"))
 
     @classmethod

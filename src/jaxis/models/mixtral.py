@@ -32,6 +32,7 @@ class MixtralDecoderLayer(PreNormDecoderLayer):
 
 class MixtralForCausalLM(CausalLM):
     layer_class = MixtralDecoderLayer
+    router_aux_loss_coef = 0.001
     renames = (("block_sparse_moe", "mlp"),)
 
     @classmethod

@@ -29,6 +29,7 @@ class OlmoeDecoderLayer(PreNormDecoderLayer):
 
 class OlmoeForCausalLM(CausalLM):
     layer_class = OlmoeDecoderLayer
+    router_aux_loss_coef = 0.01
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

@@ -42,6 +42,7 @@ class PhimoeDecoderLayer(PreNormDecoderLayer):
 
 class PhimoeForCausalLM(CausalLM):
     layer_class = PhimoeDecoderLayer
+    router_aux_loss_coef = 0.001
     renames = (("block_sparse_moe", "mlp"),)
 
     @classmethod

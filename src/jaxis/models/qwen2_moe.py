@@ -30,6 +30,7 @@ class Qwen2MoeDecoderLayer(PreNormDecoderLayer):
 
 class Qwen2MoeForCausalLM(CausalLM):
     layer_class = Qwen2MoeDecoderLayer
+    router_aux_loss_coef = 0.001
     renames = QWEN_MOE_RENAMES
 
     @classmethod

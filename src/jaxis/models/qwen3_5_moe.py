@@ -19,6 +19,7 @@ class Qwen3_5MoeDecoderLayer(QwenHybridLayer):
 
 class Qwen3_5MoeForCausalLM(QwenHybridCausalLM):
     layer_class = Qwen3_5MoeDecoderLayer
+    router_aux_loss_coef = 0.001
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

@@ -38,6 +38,7 @@ class Qwen3MoeDecoderLayer(PreNormDecoderLayer):
 
 class Qwen3MoeForCausalLM(CausalLM):
     layer_class = Qwen3MoeDecoderLayer
+    router_aux_loss_coef = 0.001
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

@@ -42,6 +42,7 @@ class Qwen3NextDecoderLayer(QwenHybridLayer):
 
 class Qwen3NextForCausalLM(QwenHybridCausalLM):
     layer_class = Qwen3NextDecoderLayer
+    router_aux_loss_coef = 0.001
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -125,7 +125,10 @@ def on_each_device(function: Function, in_specs: Any, out_specs: Any) -> Functio
 
 
 def logical_sharding(
-    mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...] | None, shape: tuple[int, ...]
+    mesh: Mesh | AbstractMesh,
+    axes: tuple[str | None, ...] | None,
+    shape: tuple[int, ...],
+    rules: Mapping[str, tuple[str, ...]] = LOGICAL_AXIS_RULES,
 ) -> NamedSharding:
     """The sharding of a tensor with these logical axes.
 
@@ -137,7 +140,7 @@ def logical_sharding(
     spec: list[str | tuple[str, ...] | None] = []
     used: set[str] = set()
     for axis, size in zip(axes, shape, strict=True):
-        mesh_axes = [name for name in LOGICAL_AXIS_RULES.get(axis or "", ()) if name not in used]
+        mesh_axes = [name for name in rules.get(axis or "", ()) if name not in used]
         chosen = next((names for names in _choices(mesh_axes) if size % _product(mesh, names) == 0), ())
         used.update(chosen)
         spec.append(chosen if len(chosen) > 1 else next(iter(chosen), None))

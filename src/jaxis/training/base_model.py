@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxis.config import LoadConfig, ModelConfig, VllmConfig
 from jaxis.config.checkpoint_values import DEFAULT_CONTEXT_LENGTH, checkpoint_dtype, trained_context_length
 from jaxis.config.hf_config import HFConfig
+from jaxis.config.quantization import QuantizationConfig
 from jaxis.config.value_checks import check_values
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.engine.settings import DTYPES
@@ -30,7 +32,8 @@ from jaxis.quantization.wrappers import PackingConfig
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import reserved_variable
 from jaxis.tokenizer.template_choice import read_tokenizer
-from jaxis.training.config import TrainConfig
+from jaxis.training.config import ROUTER_KEYS, TrainConfig
+from jaxis.training.sharding import Devices
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class BaseModel:
       context: Tokens of the longest sequence.
       compute_dtype: What it computes in.
       quantization: How its weights are quantized beyond what the checkpoint says: int8, int4 or None.
+      devices: That share the training.
     """
 
     path: Path
@@ -56,6 +60,7 @@ class BaseModel:
     context: int
     compute_dtype: DTypeLike
     quantization: str | None
+    devices: Devices = field(default_factory=Devices)
 
     def load(
         self, dtype: DTypeLike, progress: ProgressDisplay, *, random: bool = False, seed: int = 0, packed: bool = False
@@ -72,10 +77,7 @@ class BaseModel:
         Raises:
           ConfigError, CheckpointError: See `load_model`.
         """
-        quantization = None
-        if not random:
-            choice = parse_quantization(self.quantization)
-            quantization = quantization_of_checkpoint(self.hf_config, choice, TensorListing(self.path))
+        quantization = None if random else self._quantization()
         config = VllmConfig(
             ModelConfig(str(self.path), self.hf_config, dtype=dtype, max_model_len=self.context, seed=seed),
             load_config=LoadConfig("dummy" if random else "auto"),
@@ -84,10 +86,15 @@ class BaseModel:
         with progress.loading(self.name) as on_progress:
             return load_model(config, make_mesh(), on_progress)
 
-    def construct(self, dtype: DTypeLike) -> JaxModule:
-        """The model without weights, as floats of this type."""
+    def construct(self, dtype: DTypeLike, *, quantized: bool = False) -> JaxModule:
+        """The model without weights, as floats of this type, or as they are quantized."""
         config = ModelConfig(str(self.path), self.hf_config, dtype=dtype, max_model_len=self.context)
-        return construct_abstractly(VllmConfig(config), check_config=False)
+        quantization = self._quantization() if quantized else None
+        return construct_abstractly(VllmConfig(config, quant_config=quantization), check_config=False)
+
+    def _quantization(self) -> QuantizationConfig | None:
+        choice = parse_quantization(self.quantization)
+        return quantization_of_checkpoint(self.hf_config, choice, TensorListing(self.path))
 
 
 def open_base_model(config: TrainConfig) -> BaseModel:
@@ -97,7 +104,8 @@ def open_base_model(config: TrainConfig) -> BaseModel:
       ConfigError, CheckpointError: It cannot be found, or is of a kind that cannot be trained.
     """
     params = config.model
-    arguments = to_llm_arguments(params)
+    kept = {name: value for name, value in params.model_kwargs.items() if name not in ROUTER_KEYS}
+    arguments = to_llm_arguments(dataclasses.replace(params, model_kwargs=kept))
     path = (
         EMBEDDED_MODEL
         if params.model_name is None
@@ -127,6 +135,7 @@ def open_base_model(config: TrainConfig) -> BaseModel:
         trained,
         _compute_dtype(config.training.compute_dtype or arguments["dtype"], hf_config),
         _quantization(config, arguments.get("quantization")),
+        Devices(len(jax.local_devices()) if config.fsdp.enable_fsdp else 1),
     )
 
 

@@ -29,6 +29,7 @@ class TrainingBatch:
       seq_lens: int32 [M, B, R].
       query_start_loc: int32 [M, B, R + 1]; sequence r's tokens are [r] to [r + 1].
       num_sequences: int32 [M, B].
+      number: int32 [M, B], of each row in its micro-batch.
     """
 
     ids: np.ndarray | jax.Array
@@ -38,6 +39,7 @@ class TrainingBatch:
     seq_lens: np.ndarray | jax.Array
     query_start_loc: np.ndarray | jax.Array
     num_sequences: np.ndarray | jax.Array
+    number: np.ndarray | jax.Array
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,10 @@ class Batches:
         size = self._shape.num_items_of_step
         return self._assemble(self._units(epoch)[place * size : (place + 1) * size])
 
+    def longest(self) -> TrainingBatch:
+        """A batch that has the longest row, and otherwise padding."""
+        return self._assemble([max(self._units(0), key=lambda unit: sum(self._lengths[i] for i in unit))])
+
     @functools.lru_cache(maxsize=2)  # noqa: B019 - of the two epochs around a step
     def _units(self, epoch: int) -> list[list[int]]:
         """The items of each row in the order of an epoch."""
@@ -118,14 +124,19 @@ class Batches:
         num_tokens = shape.max_tokens if self._packs else _rounded_up(longest, MIN_ROW_TOKENS, shape.max_tokens)
         num_sequences = _rounded_up(max(map(len, units)), 1, shape.max_tokens)
         # As few micro-batches as the last step of an epoch needs would be one more program.
-        rows = [_Row(num_tokens, num_sequences) for _ in range(shape.num_items_of_step * of_item)]
+        of_micro_batch = shape.num_items * of_item
+        rows = [
+            _Row(num_tokens, num_sequences, number)
+            for _ in range(shape.num_micro_batches)
+            for number in range(of_micro_batch)
+        ]
         for number, unit in enumerate(units):
             micro_batch, item = divmod(number, shape.num_items)
             for half in range(of_item):
                 row = rows[(micro_batch * of_item + half) * shape.num_items + item]
                 for i in unit:
                     row.add(self._items[i][half])
-        leading = (shape.num_micro_batches, shape.num_items * of_item)
+        leading = (shape.num_micro_batches, of_micro_batch)
         arrays = {
             name: np.stack([getattr(row, name) for row in rows]).reshape(*leading, *np.shape(getattr(rows[0], name)))
             for name in TrainingBatch.__dataclass_fields__
@@ -136,7 +147,7 @@ class Batches:
 class _Row:
     """A row that is being filled; attributes as in `TrainingBatch`."""
 
-    def __init__(self, num_tokens: int, num_sequences: int) -> None:
+    def __init__(self, num_tokens: int, num_sequences: int, number: int) -> None:
         self.ids = np.zeros(num_tokens, np.int32)
         self.targets = np.zeros(num_tokens, np.int32)
         self.learned = np.zeros(num_tokens, bool)
@@ -144,6 +155,7 @@ class _Row:
         self.seq_lens = np.zeros(num_sequences, np.int32)
         self.query_start_loc = np.zeros(num_sequences + 1, np.int32)
         self.num_sequences = np.int32(0)
+        self.number = np.int32(number)
 
     def add(self, example: Example) -> None:
         """Appends a sequence."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from jaxis.errors import ConfigError
 from jaxis.training.base_model import BaseModel
-from jaxis.training.batches import Batches, BatchShape
+from jaxis.training.batches import Batches, BatchShape, TrainingBatch
 from jaxis.training.config import DPO, FIRST_EXHAUSTED, SplitParams, TrainConfig
 from jaxis.training.examples import Encoded, Example, ExampleEncoder, check_kind
 from jaxis.training.mixture import Mixture
 from jaxis.training.rows import DataRow, read_rows
+from jaxis.training.sharding import Devices
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Split:
       batches: Their batches.
       digests: Path of each file -> the digest of what is in it.
       notes: What a user may not expect.
+      devices: That share a batch.
     """
 
     rows: Sequence[DataRow]
@@ -31,6 +33,11 @@ class Split:
     batches: Batches
     digests: dict[str, str]
     notes: list[str]
+    devices: Devices
+
+    def placed(self, batch: TrainingBatch) -> TrainingBatch:
+        """A batch's rows on the devices."""
+        return self.devices.put_batch(batch, self.batches.rows_per_item)
 
 
 def load_split(config: TrainConfig, split: SplitParams, base: BaseModel, *, is_validation: bool = False) -> Split:
@@ -66,14 +73,14 @@ def load_split(config: TrainConfig, split: SplitParams, base: BaseModel, *, is_v
     row_tokens = max_tokens if split.pack and config.model.model_max_length else min(max_tokens, max(longest, 64))
     items = list(zip(examples[::2], examples[1::2], strict=True)) if wants_pairs else [(each,) for each in examples]
     if is_validation:
-        shape, seed = BatchShape(1, training.per_device_eval_batch_size, row_tokens), None
+        shape, seed = BatchShape(1, base.devices.num_devices * training.per_device_eval_batch_size, row_tokens), None
     else:
-        accumulated = training.gradient_accumulation_steps
-        shape = BatchShape(accumulated, training.per_device_train_batch_size, row_tokens)
+        num_items = base.devices.num_devices * training.per_device_train_batch_size
+        shape = BatchShape(training.gradient_accumulation_steps, num_items, row_tokens)
         seed = training.data_seed if split.seed is None else split.seed
     mixture = _mixture(split, sizes, 0 if seed is None else seed)
     batches = Batches(items, shape, seed=seed, packs=split.pack, mixture=mixture)
-    return Split(rows, examples, batches, digests, encoded.notes(max_tokens))
+    return Split(rows, examples, batches, digests, encoded.notes(max_tokens), base.devices)
 
 
 def _mixture(split: SplitParams, sizes: Sequence[int], seed: int) -> Mixture | None:

@@ -25,7 +25,7 @@ from jaxis.lora.adapted_model import table_type
 from jaxis.training.adapters import AdaptedLayers
 from jaxis.training.config import TrainConfig
 from jaxis.training.functional_model import FunctionalModel, Values
-from jaxis.training.objectives import Forward, batch_logprobs
+from jaxis.training.objectives import Forward, make_forward
 
 BLOCK_SIZE = 16
 
@@ -39,6 +39,7 @@ def check_engine_forward(config: TrainConfig) -> None:
     reasons = {
         "the native kernels do not run here": not native.usable(),
         "it trains adapters only: set training.use_peft": not config.training.use_peft,
+        "it runs on one device: leave out fsdp": config.fsdp.enable_fsdp,
         "it drops nothing: set peft.lora_dropout to 0": bool(config.peft.lora_dropout),
     }
     for reason, holds in reasons.items():
@@ -99,9 +100,9 @@ class EngineAdapters:
         return {**frozen, **tables}
 
     def forward(self, *, recompute: bool) -> Forward:
-        """The log-probabilities of what `combine` returns, or of weights alone."""
-        return batch_logprobs(
-            lambda values, _: self.bind(values), recompute=recompute, row_by_row=True, scratch=self._scratch
+        """The scores of what `combine` returns, or of weights alone."""
+        return make_forward(
+            self._model, lambda values, _: self.bind(values), recompute=recompute, scratch=self._scratch
         )
 
     def bind(self, values: Values) -> JaxModule:

@@ -25,7 +25,7 @@ def held_out_loss(evaluate: Evaluate, trained: Any, frozen: Any, validation: Spl
     sums: dict[str, list[float]] = {}
     weights: list[float] = []
     for i in range(batches.steps_per_epoch):
-        loss, weight, reported = evaluate(trained, frozen, batches.batch(i))
+        loss, weight, reported = evaluate(trained, frozen, validation.placed(batches.batch(i)))
         weights.append(float(weight))
         for name, value in {"loss": loss, **reported}.items():
             sums.setdefault(f"eval_{name}", []).append(float(value))

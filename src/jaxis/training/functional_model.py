@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any, TypeGuard, cast
 
@@ -16,7 +15,9 @@ from jaxis.kernels.weights import WeightValue
 from jaxis.layers.attention_metadata import AttentionMetadata, ScratchCache
 from jaxis.layers.experts import JaxExperts
 from jaxis.layers.module import JaxModule, named_modules
-from jaxis.models.common.decoder import layers_recomputed
+from jaxis.models.common.decoder import CausalLM, layers_run_by
+from jaxis.training.layer_calls import LayerCalls
+from jaxis.training.sharding import DevicePart, whole
 
 Values = Mapping[str, Any]
 """What each of a model's parameters holds, by its dotted name: a float array, or another form of a weight."""
@@ -30,14 +31,27 @@ class FunctionalModel:
 
     Attributes:
       has_experts: Whether it is a mixture of experts, whose products XLA cannot compute for several rows together.
+      logical_axes: Of its parameters, by name.
       other_names: The names of its variables that are no weights; one that modules share has one of theirs.
     """
 
     def __init__(self, model: JaxModule) -> None:
-        self.has_experts = any(isinstance(module, JaxExperts) for _, module in named_modules(model))
+        modules = list(named_modules(model))
+        self.has_experts = any(isinstance(module, JaxExperts) for _, module in modules)
+        layers = {id(layer) for layer in model.decoder.layers} if isinstance(model, CausalLM) else set()
+        self._in_layers = tuple(f"{name}." for name, module in modules if id(module) in layers)
         self._graph, parameters, self._others = nnx.split(model, nnx.Param, ...)
         self._parameters = [(path, param) for path, param in nnx.to_flat_state(parameters)]
         self.other_names = [_name(path) for path, _ in nnx.to_flat_state(self._others)]
+        self.logical_axes = {
+            _name(path): axes
+            for path, param in self._parameters
+            if (axes := cast(nnx.Param, param).get_metadata().get("logical_axes")) is not None
+        }
+
+    def gathered(self, values: Values) -> Values:
+        """The weights, whole where no layer gathers them when it runs."""
+        return {name: value if name.startswith(self._in_layers) else whole(value) for name, value in values.items()}
 
     def bind(self, values: Values, others: Mapping[str, jax.Array] | None = None) -> JaxModule:
         """The model with these weights and, by name, these values of other variables."""
@@ -62,14 +76,14 @@ def values_of(model: JaxModule) -> dict[str, WeightValue]:
 
 
 def hidden_states(
-    model: GenerativeModel, row: Any, *, recompute: bool, scratch: ScratchCache | None = None
+    model: GenerativeModel, row: Any, calls: LayerCalls, scratch: ScratchCache | None = None
 ) -> jax.Array:
     """The hidden states [L, E] of a row of a `TrainingBatch`, by a forward pass over whole sequences.
 
     Args:
       model: The model.
       row: A `TrainingBatch` without its two leading axes.
-      recompute: Whether layers are computed again for their derivatives.
+      calls: How its layers are called.
       scratch: The cache of the engine's forward pass; None for the plain one.
     """
     count = row.num_sequences
@@ -81,13 +95,16 @@ def hidden_states(
         request_distribution=jnp.stack([jnp.zeros_like(count), count, count]),
         scratch=scratch,
     )
-    with layers_recomputed() if recompute else contextlib.nullcontext():
+    with layers_run_by(calls):
         return model(None, row.ids, metadata)[1]
 
 
 def cast_floats(values: Values, dtype: DTypeLike) -> dict[str, Any]:
     """The values with plain float arrays in another type; other forms of weights stay as they are."""
-    return {name: value.astype(dtype) if is_float(value) else value for name, value in values.items()}
+    return {
+        name: value.astype(dtype) if isinstance(value, DevicePart) or is_float(value) else value
+        for name, value in values.items()
+    }
 
 
 def is_float(value: Any) -> TypeGuard[jax.Array]:

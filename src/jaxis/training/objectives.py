@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
 
+from jaxis.engine.execution.model_arrays import GenerativeModel
 from jaxis.kernels.sampling import logsumexp
 from jaxis.layers.attention_metadata import ScratchCache
+from jaxis.layers.module import JaxModule
 from jaxis.training.batches import TrainingBatch
-from jaxis.training.functional_model import Values, hidden_states
+from jaxis.training.functional_model import FunctionalModel, Values, hidden_states
+from jaxis.training.layer_calls import LayerCalls, RouterSums
 
 CHUNK_TOKENS = 256
 
@@ -24,12 +27,39 @@ Sums = dict[str, jax.Array]
 """What is added up over the micro-batches of a step, float32 scalars by name."""
 
 
+class Scores(NamedTuple):
+    """What a model makes of a micro-batch.
+
+    Attributes:
+      logprobs: float32 [B, L], of each token, the log-probability of the next one, where it is learned, else 0.
+      hits: bool [B, L], whether that is the most likely one.
+      router_sums: What routers did; None if they are not observed.
+    """
+
+    logprobs: jax.Array
+    hits: jax.Array
+    router_sums: RouterSums | None
+
+
+class Losses(NamedTuple):
+    """What an objective makes of a micro-batch.
+
+    Attributes:
+      total: The sum of losses.
+      sums: What is reported of it, as sums to be divided by the weight.
+      router_sums: See `Scores`; of the model that is trained.
+    """
+
+    total: jax.Array
+    sums: Sums
+    router_sums: RouterSums | None
+
+
 class Forward(Protocol):
     """A model as objectives see it."""
 
-    def __call__(self, values: Values, batch: TrainingBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Of each token of [B, L], the log-probability of the next one, where it is learned; and whether it is the
-        most likely one."""
+    def __call__(self, values: Values, batch: TrainingBatch, key: jax.Array) -> Scores:
+        """Scores a micro-batch."""
         ...
 
 
@@ -83,33 +113,41 @@ def token_logprobs(
     )
 
 
-def batch_logprobs(
-    bind: Callable[[Values, jax.Array], Any],
+def make_forward(
+    model: FunctionalModel,
+    bound: Callable[[Values, jax.Array], JaxModule],
     *,
-    recompute: bool,
-    row_by_row: bool,
+    recompute: bool = False,
+    observes_routers: bool = False,
     scratch: ScratchCache | None = None,
 ) -> Forward:
-    """The log-probabilities of a micro-batch's targets.
+    """The scores of a micro-batch.
 
     Args:
-      bind: (values, random key of a row) -> the model.
-      recompute: See `hidden_states`.
-      row_by_row: Whether rows are computed one after the other.
+      model: The model.
+      bound: (its weights, the random key of a row) -> the model with these.
+      recompute: Whether layers are computed again for their derivatives.
+      observes_routers: Whether there are `router_sums`.
       scratch: See `hidden_states`.
     """
 
-    def forward(values: Values, batch: TrainingBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.arange(len(batch.ids)))
+    def forward(values: Values, batch: TrainingBatch, key: jax.Array) -> Scores:
+        values = model.gathered(values)
+        keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(batch.number)
 
-        def of_row(row: TrainingBatch, key: jax.Array) -> jax.Array:
-            return hidden_states(bind(values, key), row, recompute=recompute, scratch=scratch)
+        def bind(key: jax.Array) -> GenerativeModel:
+            return cast(GenerativeModel, bound(values, key))
 
-        if row_by_row:
-            hidden = jax.lax.map(lambda each: of_row(*each), (batch, keys))
+        def of_row(row: TrainingBatch, key: jax.Array) -> tuple[jax.Array, RouterSums | None]:
+            calls = LayerCalls(recompute, observes_routers)
+            hidden = hidden_states(bind(key), row, calls, scratch)
+            return hidden, jax.tree.map(lambda *each: sum(each), *calls.router_sums) if observes_routers else None
+
+        if model.has_experts or scratch is not None:
+            hidden, router_sums = jax.lax.map(lambda each: of_row(*each), (batch, keys))
         else:
-            hidden = jax.vmap(of_row)(batch, keys)
-        head = bind(values, key).compute_logits
+            hidden, router_sums = jax.vmap(of_row)(batch, keys)
+        head = bind(key).compute_logits
         shape = batch.ids.shape
         logprobs, hits = token_logprobs(
             head,
@@ -117,7 +155,8 @@ def batch_logprobs(
             jnp.asarray(batch.targets).reshape(-1),
             jnp.asarray(batch.learned).reshape(-1),
         )
-        return logprobs.reshape(shape), hits.reshape(shape)
+        router_sums = jax.tree.map(lambda each: jnp.sum(each, axis=0), router_sums)
+        return Scores(logprobs.reshape(shape), hits.reshape(shape), router_sums)
 
     return forward
 
@@ -129,10 +168,8 @@ class Objective(Protocol):
         """What the sum of losses of a batch, of any number of micro-batches, is divided by."""
         ...
 
-    def loss(
-        self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array
-    ) -> tuple[jax.Array, Sums]:
-        """The sum of losses of a micro-batch, and what is reported of it, as sums to be divided by the weight.
+    def loss(self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array) -> Losses:
+        """The losses of a micro-batch.
 
         Args:
           forward: The model.
@@ -152,13 +189,12 @@ class CrossEntropy:
         """See `Objective`."""
         return jnp.sum(batch.learned, dtype=jnp.float32)
 
-    def loss(
-        self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array
-    ) -> tuple[jax.Array, Sums]:
+    def loss(self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array) -> Losses:
         """See `Objective`."""
         del frozen
-        logprobs, hits = forward(values, batch, key)
-        return -jnp.sum(logprobs), {"accuracy": jnp.sum(hits, dtype=jnp.float32)}
+        scores = forward(values, batch, key)
+        sums = {"accuracy": jnp.sum(scores.hits, dtype=jnp.float32)}
+        return Losses(-jnp.sum(scores.logprobs), sums, scores.router_sums)
 
 
 @dataclass(frozen=True)
@@ -181,12 +217,11 @@ class DPO:
         """See `Objective`."""
         return jnp.sum(batch.num_sequences, dtype=jnp.float32) / 2
 
-    def loss(
-        self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array
-    ) -> tuple[jax.Array, Sums]:
+    def loss(self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array) -> Losses:
         """See `Objective`."""
-        reference = jax.lax.stop_gradient(forward(frozen, batch, key)[0])
-        changes = jnp.sum(forward(values, batch, key)[0] - reference, axis=-1)
+        reference = jax.lax.stop_gradient(forward(frozen, batch, key).logprobs)
+        scores = forward(values, batch, key)
+        changes = jnp.sum(scores.logprobs - reference, axis=-1)
         num_pairs = len(changes) // 2
         chosen, rejected = self.beta * changes[:num_pairs], self.beta * changes[num_pairs:]
         is_pair = jnp.asarray(batch.num_sequences)[:num_pairs] > 0
@@ -197,7 +232,7 @@ class DPO:
             losses = jax.nn.relu(1 - (chosen - rejected))
         else:
             losses = sigmoid_losses(chosen - rejected, self.label_smoothing)
-        return _sums_of_pairs(losses, chosen, rejected, is_pair)
+        return Losses(*_sums_of_pairs(losses, chosen, rejected, is_pair), scores.router_sums)
 
 
 def sigmoid_losses(margin: jax.Array, label_smoothing: float = 0.0) -> jax.Array:

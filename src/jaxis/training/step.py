@@ -13,7 +13,9 @@ import optax
 from jaxis.engine.execution.program_context import jit
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.functional_model import Values
+from jaxis.training.layer_calls import RouterSums
 from jaxis.training.objectives import Forward, Objective, Sums
+from jaxis.training.sharding import Devices, Placement
 
 Trained = dict[str, jax.Array]
 """What is trained, float32, by name."""
@@ -31,32 +33,64 @@ class StepFunction(Protocol):
         ...
 
 
-def sum_of_micro_batches(
+class GradientFunction(Protocol):
+    """The sums over all micro-batches and devices."""
+
+    def __call__(
+        self, trained: Trained, frozen: Values, batch: TrainingBatch, key: jax.Array
+    ) -> tuple[jax.Array, Trained, Sums]:
+        """The loss, its gradient, and what is reported."""
+        ...
+
+
+def make_gradient(
     forward: Forward,
     objective: Objective,
     combine: Combine,
-    trained: Trained,
-    frozen: Values,
-    batch: TrainingBatch,
-    key: Any,
-) -> tuple[jax.Array, Trained, Sums]:
-    """The sums over all micro-batches: the loss, its gradient, and what is reported."""
+    placement: Placement | None = None,
+    router_coefficient: float = 0.0,
+) -> GradientFunction:
+    """The gradient of the sum of losses; arguments as of `make_step`."""
+    devices = Devices() if placement is None else placement.devices
+    trained_axes, frozen_axes = (None, None) if placement is None else (placement.trained, placement.frozen)
 
-    def loss(trained: Trained, micro_batch: TrainingBatch, number: jax.Array) -> tuple[jax.Array, Sums]:
-        key_here = jax.random.fold_in(key, number)
-        return objective.loss(forward, combine(trained, frozen), frozen, micro_batch, key_here)
+    def of_device(
+        trained: Trained, frozen: Values, batch: TrainingBatch, key: jax.Array
+    ) -> tuple[jax.Array, Trained, Sums]:
+        frozen = devices.shards(frozen, frozen_axes)
 
-    differentiate = jax.value_and_grad(loss, has_aux=True)
+        def loss(trained: Trained, micro_batch: TrainingBatch, number: jax.Array) -> tuple[jax.Array, Sums]:
+            key_here = jax.random.fold_in(key, number)
+            losses = objective.loss(forward, combine(trained, frozen), frozen, micro_batch, key_here)
+            if losses.router_sums is None:
+                return losses.total, losses.sums
+            weighted = _router_loss(losses.router_sums, devices) * devices.sum(objective.weight(micro_batch))
+            return losses.total + router_coefficient * weighted, {**losses.sums, "aux_loss": weighted}
 
-    def add(so_far: Any, each: tuple[TrainingBatch, jax.Array]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, so_far, differentiate(trained, *each)), None
+        differentiate = jax.value_and_grad(loss, has_aux=True)
+        parts = devices.shards(trained, trained_axes)
 
-    numbers = jnp.arange(len(batch.ids))
-    micro_batches = (batch, numbers)
-    one = jax.tree.map(lambda array: array[0], micro_batches)
-    nothing = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), jax.eval_shape(differentiate, trained, *one))
-    ((total, sums), gradient), _ = jax.lax.scan(add, nothing, micro_batches)
-    return total, gradient, sums
+        def add(so_far: Any, each: tuple[TrainingBatch, jax.Array]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, so_far, differentiate(parts, *each)), None
+
+        micro_batches = (batch, jnp.arange(len(batch.ids)))
+        one = jax.tree.map(lambda array: array[0], micro_batches)
+        nothing = jax.tree.map(
+            lambda each: jnp.zeros(each.shape, each.dtype), jax.eval_shape(differentiate, parts, *one)
+        )
+        ((total, sums), gradient), _ = jax.lax.scan(add, nothing, micro_batches)
+        total, sums = devices.sum((total, sums))
+        return total, devices.sum_gradient(gradient), sums
+
+    return devices.on_each(of_device, trained_axes, frozen_axes, (-1, trained_axes, -1))
+
+
+def _router_loss(sums: RouterSums, devices: Devices) -> jax.Array:
+    """This device's part of the loss that balances routers (arXiv:2101.03961), as transformers computes it: over the
+    tokens of all layers together."""
+    chosen, rows = devices.sum(jax.lax.stop_gradient((sums.chosen, sums.rows)))
+    rows = jnp.maximum(rows, 1.0)
+    return len(chosen) * jnp.dot(chosen / rows, sums.probability / rows)
 
 
 def make_step(
@@ -65,6 +99,8 @@ def make_step(
     combine: Combine,
     optimizer: optax.GradientTransformation,
     max_grad_norm: float,
+    placement: Placement | None = None,
+    router_coefficient: float = 0.0,
 ) -> StepFunction:
     """A step of training.
 
@@ -74,13 +110,16 @@ def make_step(
       combine: From what is trained to what the model's parameters hold.
       optimizer: From gradients to updates.
       max_grad_norm: To which the gradient is scaled down; 0: it is not.
+      placement: Where the arrays are; None: on one device.
+      router_coefficient: Multiplies the loss that balances routers, if `forward` observes them.
     """
+    differentiate = make_gradient(forward, objective, combine, placement, router_coefficient)
 
     @functools.partial(jit, donate_argnums=(0, 2))
     def step(
         trained: Trained, frozen: Values, state: optax.OptState, batch: TrainingBatch, key: jax.Array
     ) -> tuple[Trained, optax.OptState, Sums]:
-        total, gradient, sums = sum_of_micro_batches(forward, objective, combine, trained, frozen, batch, key)
+        total, gradient, sums = differentiate(trained, frozen, batch, key)
         weight = objective.weight(batch)
         gradient = jax.tree.map(lambda array: array / weight, gradient)
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(array)) for array in jax.tree.leaves(gradient)))
@@ -100,19 +139,28 @@ Evaluate = Callable[[Trained, Values, TrainingBatch], tuple[jax.Array, jax.Array
 are reported."""
 
 
-def make_evaluation(forward: Forward, objective: Objective, combine: Combine) -> Evaluate:
+def make_evaluation(
+    forward: Forward, objective: Objective, combine: Combine, placement: Placement | None = None
+) -> Evaluate:
     """The compiled function that measures a batch.
 
     Args:
       forward: The model, as it is served.
       objective: What is measured.
       combine: From what is trained to what the model's parameters hold.
+      placement: Where the arrays are; None: on one device.
     """
+    devices = Devices() if placement is None else placement.devices
+    trained_axes, frozen_axes = (None, None) if placement is None else (placement.trained, placement.frozen)
 
-    @jit
-    def evaluate(trained: Trained, frozen: Values, batch: TrainingBatch) -> tuple[jax.Array, jax.Array, Sums]:
+    def of_device(
+        trained: Trained, frozen: Values, batch: TrainingBatch, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array, Sums]:
         micro_batch = jax.tree.map(lambda array: array[0], batch)
-        total, sums = objective.loss(forward, combine(trained, frozen), frozen, micro_batch, jax.random.key(0))
-        return total, objective.weight(batch), sums
+        frozen = devices.shards(frozen, frozen_axes)
+        values = combine(devices.shards(trained, trained_axes), frozen)
+        losses = objective.loss(forward, values, frozen, micro_batch, key)
+        return devices.sum((losses.total, objective.weight(batch), losses.sums))
 
-    return evaluate
+    on_each = devices.on_each(of_device, trained_axes, frozen_axes, (-1, -1, -1))
+    return jit(lambda trained, frozen, batch: on_each(trained, frozen, batch, jax.random.key(0)))

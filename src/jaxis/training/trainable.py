@@ -16,13 +16,15 @@ from jaxis.layers.checkpoint_names import CheckpointNames, checkpoint_names_of
 from jaxis.layers.module import JaxModule
 from jaxis.loading.gguf.shards import gguf_file
 from jaxis.loading.open_checkpoint import open_checkpoint
+from jaxis.models.registry import model_class_of
 from jaxis.training.adapters import AdaptedLayers, choose_layers
 from jaxis.training.base_model import BaseModel
-from jaxis.training.config import DPO, ENGINE, TrainConfig
+from jaxis.training.config import DPO, ENGINE, ROUTER_KEYS, TrainConfig
 from jaxis.training.engine_forward import EngineAdapters, check_engine_forward
 from jaxis.training.export import merged_with, replaced_by, write_model
 from jaxis.training.functional_model import FunctionalModel, Values, cast_floats, is_float, values_of
-from jaxis.training.objectives import Forward, batch_logprobs
+from jaxis.training.objectives import Forward, make_forward
+from jaxis.training.sharding import Devices, Placement
 from jaxis.training.step import Trained
 from jaxis.training.tensor_places import find_places
 
@@ -33,10 +35,12 @@ class Trainable(Protocol):
     Attributes:
       frozen: What is not, and the rest as it was before training if the objective needs it.
       initial: What is trained, at the start: float32.
+      placement: Where both are.
     """
 
     frozen: Values
     initial: Trained
+    placement: Placement
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         """What the model's parameters hold."""
@@ -95,18 +99,24 @@ class _AllWeights:
             self.frozen = {**self.frozen, **cast_floats(copies, base.compute_dtype)}
         is_same = base.compute_dtype == jnp.float32
         self._model = FunctionalModel(model if is_same else base.construct(base.compute_dtype))
+        self._observes_routers = self._model.has_experts and router_coefficient(config, base) > 0
+        self.placement = _placement(self.initial, self.frozen, base.devices, self._model.logical_axes)
+        self.initial = base.devices.put(self.initial, self.placement.trained)
+        self.frozen = base.devices.put(self.frozen, self.placement.frozen)
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         return {**frozen, **cast_floats(trained, self._base.compute_dtype)}
 
     def forward(self, *, is_training: bool) -> Forward:
-        recompute = is_training and self._config.training.enable_gradient_checkpointing
-        return batch_logprobs(
-            lambda values, _: self._model.bind(values), recompute=recompute, row_by_row=self._model.has_experts
+        return make_forward(
+            self._model,
+            lambda values, _: self._model.bind(values),
+            recompute=is_training and self._config.training.enable_gradient_checkpointing,
+            observes_routers=is_training and self._observes_routers,
         )
 
     def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
-        return self._model.bind(self.combine(trained, self.frozen))
+        return self._model.bind(self.placement.devices.on_one(self.combine(trained, self.frozen)))
 
     def write(self, folder: Path, trained: Mapping[str, np.ndarray]) -> None:
         write_model(self._base.path, folder, replaced_by(self.places, trained), is_tied=self._is_tied)
@@ -133,24 +143,33 @@ class _Adapters:
             raise ConfigError("peft.peft_save_mode='merged' cannot be honoured for a GGUF file: give adapter_only")
         self.frozen: Values = values_of(model)
         self.initial = self._layers.initial(config.training.seed)
-        self._prepare(model)
+        logical_axes = self._prepare(model)
+        self.placement = _placement(self.initial, self.frozen, base.devices, logical_axes)
+        self.initial = base.devices.put(self.initial, self.placement.trained)
+        self.frozen = base.devices.put(self.frozen, self.placement.frozen)
 
-    def _prepare(self, model: JaxModule) -> None:
+    def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
+        """Takes the model; the logical axes of its weights."""
         self._model = FunctionalModel(model)
+        self._observes_routers = self._model.has_experts and router_coefficient(self._config, self._base) > 0
+        return self._model.logical_axes
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         return self._layers.combine(trained, frozen)
 
     def forward(self, *, is_training: bool) -> Forward:
-        recompute = is_training and self._config.training.enable_gradient_checkpointing
-
-        def bind(values: Values, key: jax.Array) -> JaxModule:
+        def bound(values: Values, key: jax.Array) -> JaxModule:
             return self._model.bind(self._layers.with_keys(values, key) if is_training else values)
 
-        return batch_logprobs(bind, recompute=recompute, row_by_row=self._model.has_experts)
+        return make_forward(
+            self._model,
+            bound,
+            recompute=is_training and self._config.training.enable_gradient_checkpointing,
+            observes_routers=is_training and self._observes_routers,
+        )
 
     def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
-        return self._model.bind(self.combine(trained, self.frozen))
+        return self._model.bind(self.placement.devices.on_one(self.combine(trained, self.frozen)))
 
     def write(self, folder: Path, trained: Mapping[str, np.ndarray]) -> None:
         self._layers.write(folder, trained, self._config.model.model_name or "")
@@ -164,8 +183,9 @@ class _AdaptersInEngine(_Adapters):
 
     is_packed = True
 
-    def _prepare(self, model: JaxModule) -> None:
+    def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
         self._engine_model = EngineAdapters(model, self._layers, self._base.compute_dtype)
+        return {}
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         return self._engine_model.combine(trained, frozen)
@@ -176,3 +196,32 @@ class _AdaptersInEngine(_Adapters):
 
     def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
         return self._engine_model.bind(self.combine(trained, self.frozen))
+
+
+def router_coefficient(config: TrainConfig, base: BaseModel) -> float:
+    """What multiplies the loss that balances routers; 0: there is none.
+
+    As in transformers, there is one if config.json, or `model.model_kwargs`, has `output_router_logits`.
+
+    Raises:
+      ConfigError: The model's family has no such loss.
+    """
+    asked = {name: value for name, value in config.model.model_kwargs.items() if name in ROUTER_KEYS}
+    text_config = base.hf_config.get_text_config()
+    default = getattr(model_class_of(base.hf_config), "router_aux_loss_coef", None)
+    if default is None:
+        if asked:
+            raise ConfigError(
+                f"model.model_kwargs.{min(asked)} cannot be honoured: {base.name} has no loss that balances routers; "
+                "leave it out"
+            )
+        return 0.0
+    if not asked.get("output_router_logits", text_config.get("output_router_logits", False)):
+        return 0.0
+    return float(asked.get("router_aux_loss_coef", text_config.get("router_aux_loss_coef", default)) or 0.0)
+
+
+def _placement(
+    initial: Trained, frozen: Values, devices: Devices, logical: Mapping[str, tuple[str | None, ...]]
+) -> Placement:
+    return Placement(devices, devices.axes(initial, logical), devices.axes(frozen, logical))

@@ -14,10 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.errors import ConfigError, EngineError
 from jaxis.host.progress import ProgressDisplay
+from jaxis.parallel.mesh import put
 from jaxis.training.base_model import BaseModel, open_base_model
 from jaxis.training.best_step import BestStep
 from jaxis.training.checkpoint import RunState, checkpoint_folder, find_checkpoints, load_checkpoint, save_checkpoint
@@ -32,7 +34,7 @@ from jaxis.training.optimizer import make_optimizer, make_schedule
 from jaxis.training.run_log import RunLog
 from jaxis.training.step import Evaluate, Trained, make_evaluation, make_step
 from jaxis.training.stop_signals import stop_signals
-from jaxis.training.trainable import Trainable, make_trainable
+from jaxis.training.trainable import Trainable, make_trainable, router_coefficient
 
 # What does not change what a step computes.
 _FREE_TO_CHANGE = frozenset(
@@ -153,11 +155,17 @@ class _Run:
     def run(self, resumed: Path | None, progress: ProgressDisplay) -> TrainingResult:
         model = make_trainable(self._config, self._base, progress)
         trained, state, first = self._start(model, resumed)
-        objective = self._objective()
+        objective = make_objective(self._config)
         step_function = make_step(
-            model.forward(is_training=True), objective, model.combine, self._optimizer, self._params.max_grad_norm
+            model.forward(is_training=True),
+            objective,
+            model.combine,
+            self._optimizer,
+            self._params.max_grad_norm,
+            model.placement,
+            router_coefficient(self._config, self._base),
         )
-        evaluate = make_evaluation(model.forward(is_training=False), objective, model.combine)
+        evaluate = make_evaluation(model.forward(is_training=False), objective, model.combine, model.placement)
         key = jax.random.key(self._params.seed)
         log = RunLog(self._params, first)
         meter = Meter(self._total)
@@ -166,7 +174,7 @@ class _Run:
                 for step in range(first, self._total):
                     batch = self._data.batches.batch(step)
                     trained, state, reported = step_function(
-                        trained, model.frozen, state, batch, jax.random.fold_in(key, step)
+                        trained, model.frozen, state, self._data.placed(batch), jax.random.fold_in(key, step)
                     )
                     values = {name: float(reported[name]) for name in ("loss", *sorted(reported.keys() - {"loss"}))}
                     done = step + 1
@@ -203,9 +211,11 @@ class _Run:
             self._note(f"{resumed} was made with other software or threads: the last bits of the loss may differ")
         if self._best is not None:
             self._best.restore(run_state.best)
-        trained = {name: jnp.asarray(arrays[f"weights.{name}"]) for name in model.initial}
+        trained = {name: _placed_as(array, arrays[f"weights.{name}"]) for name, array in model.initial.items()}
         leaves, treedef = jax.tree.flatten(state)
-        state = jax.tree.unflatten(treedef, [jnp.asarray(arrays[f"optimizer.{i}"]) for i in range(len(leaves))])
+        state = jax.tree.unflatten(
+            treedef, [_placed_as(leaf, arrays[f"optimizer.{i}"]) for i, leaf in enumerate(leaves)]
+        )
         self._note(f"going on from {resumed}, step {run_state.step} of {self._total}")
         return trained, state, run_state.step
 
@@ -222,12 +232,6 @@ class _Run:
             template = self._base.tokenizer.default_chat_template
             if self._config.model.chat_template is not None and template is not None:
                 write_template(folder, template)
-
-    def _objective(self) -> Objective:
-        if self._params.trainer_type != DPO_TYPE:
-            return CrossEntropy()
-        names = ("beta", "label_smoothing", "loss_type")
-        return DPO(**{name: value for name, value in self._params.trainer_kwargs.items() if name in names})
 
     def _is_time_to_evaluate(self, step: int) -> bool:
         if self._validation is None:
@@ -279,6 +283,8 @@ class _Run:
         found["training.trainer_kwargs"] = {
             name: value for name, value in self._params.trainer_kwargs.items() if name != "save_total_limit"
         }
+        rows = found.pop("training.per_device_train_batch_size") * self._base.devices.num_devices
+        found["training.per_device_train_batch_size times the number of devices"] = rows
         for field in dataclasses.fields(self._config.data.train):
             if field.name != "datasets":
                 found[f"data.train.{field.name}"] = getattr(self._config.data.train, field.name)
@@ -289,6 +295,19 @@ class _Run:
         for path, digest in self._data.digests.items():
             found[f"the contents of {path}"] = digest
         return {name: _plain(value) for name, value in found.items()}
+
+
+def make_objective(config: TrainConfig) -> Objective:
+    """What a run minimizes."""
+    if config.training.trainer_type != DPO_TYPE:
+        return CrossEntropy()
+    names = ("beta", "label_smoothing", "loss_type")
+    return DPO(**{name: value for name, value in config.training.trainer_kwargs.items() if name in names})
+
+
+def _placed_as(like: jax.Array, array: np.ndarray) -> jax.Array:
+    """An array where another one is."""
+    return put(array, like.sharding) if isinstance(like.sharding, NamedSharding) else jnp.asarray(array)
 
 
 def _plain(value: Any) -> Any:

@@ -235,7 +235,7 @@ def _cache_entries(layers: Sequence[JaxModule]) -> tuple[tuple[tuple[int, ...], 
     return tuple(own_and_shared), any(hand_on)
 
 
-def _run_layer(
+def run_layer(
     graphdef: nnx.GraphDef,
     state: nnx.State,
     kv_cache: LayerCache,
@@ -248,14 +248,14 @@ def _run_layer(
 
 
 # Equal layers are traced once: tracing is slower than loading.
-_run_layer_as_call = jax.jit(_run_layer, static_argnums=0)
-_run_layer_inline = jax.jit(_run_layer, static_argnums=0, inline=True)
+_run_layer_as_call = jax.jit(run_layer, static_argnums=0)
+_run_layer_inline = jax.jit(run_layer, static_argnums=0, inline=True)
 
 
 def _run_layer_with_choices(*operands: Any) -> tuple[LayerOutput, list[jax.Array]]:
-    """As `_run_layer`, with the experts that the layer's routers choose."""
+    """As `run_layer`, with the experts that the layer's routers choose."""
     with choices_recorded() as expert_ids:
-        output = _run_layer(*operands)
+        output = run_layer(*operands)
     return output, expert_ids
 
 
@@ -270,28 +270,30 @@ def _run_layer_recording(run: Callable[..., tuple[LayerOutput, list[jax.Array]]]
     return output
 
 
-_run_layer_recomputed = jax.jit(jax.checkpoint(_run_layer, static_argnums=0), static_argnums=0)
-
-_recompute: ContextVar[bool] = ContextVar("recompute", default=False)
+_runner: ContextVar[Callable[..., LayerOutput] | None] = ContextVar("runner", default=None)
 
 
 @contextmanager
-def layers_recomputed() -> Iterator[None]:
-    """Programs that are traced in the block keep the inputs of layers only, and compute layers again to derive them."""
-    token = _recompute.set(True)
+def layers_run_by(run: Callable[..., LayerOutput]) -> Iterator[None]:
+    """Models that are called in the block run each layer by a function of the caller's.
+
+    Args:
+      run: Takes and returns what `run_layer` does.
+    """
+    token = _runner.set(run)
     try:
         yield
     finally:
-        _recompute.reset(token)
+        _runner.reset(token)
 
 
 def _layer_runner() -> Callable[..., LayerOutput]:
-    """`_run_layer` as a function of the program, which equal layers call; or, among data ranks, as a part of it.
+    """`run_layer` as a function of the program, which equal layers call; or, among data ranks, as a part of it.
 
     In a region that is manual over some axes only, XLA for TPUs cannot divide a function that is called twice.
     """
-    if _recompute.get():
-        return _run_layer_recomputed
+    if (run := _runner.get()) is not None:
+        return run
     is_partly_manual = 0 < len(automatic_axes()) < len(MESH_AXES)
     if choices_are_recorded():
         run = _run_layer_with_choices_inline if is_partly_manual else _run_layer_with_choices_as_call
@@ -316,6 +318,8 @@ class CausalLM(JaxModule, LoadableWithIterator):
       renames, other_names: The family's table; see `CheckpointNames`.
       buffers: Ends of the names, as they are after the table, of tensors that are no parameters: what they hold is
         computed here.
+      router_aux_loss_coef: What multiplies the loss that balances routers, in training, if config.json does not say;
+        None: the family has no such loss.
       checkpoint_names: The table of this model.
       model: The decoder below the head.
       lm_head: The head; None if it is tied to the embeddings.
@@ -332,6 +336,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
     other_names: ClassVar[Sequence[Rename]] = ()
     # Old versions of the reference saved this buffer; here the rope is computed from the config.
     buffers: ClassVar[tuple[str, ...]] = (".rotary_emb.inv_freq",)
+    router_aux_loss_coef: ClassVar[float | None] = None
     draft: JaxModule | None = None
     elsewhere: tuple[str, ...] = ()
 

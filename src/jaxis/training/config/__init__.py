@@ -2,7 +2,7 @@
 
 from jaxis.training.config.data import FINAL_TURN, FIRST_EXHAUSTED, DatasetParams, SplitParams
 from jaxis.training.config.peft import PeftParams
-from jaxis.training.config.run import TrainConfig
+from jaxis.training.config.run import ROUTER_KEYS, TrainConfig
 from jaxis.training.config.training import DPO, ENGINE, OPTIMIZERS, PLAIN, TrainingParams
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "FIRST_EXHAUSTED",
     "OPTIMIZERS",
     "PLAIN",
+    "ROUTER_KEYS",
     "DatasetParams",
     "PeftParams",
     "SplitParams",

@@ -13,9 +13,14 @@ from typing import Any
 from jaxis.errors import ConfigError
 from jaxis.inference.model_params import ModelParams
 from jaxis.training.config.data import DataParams
+from jaxis.training.config.fsdp import FSDPParams
 from jaxis.training.config.peft import PeftParams
 from jaxis.training.config.section import ConfigSection
 from jaxis.training.config.training import TrainingParams
+
+ROUTER_KEYS = ("output_router_logits", "router_aux_loss_coef")
+"""What `model.model_kwargs` can set of config.json: whether the routers of experts are balanced, and how much."""
+_QUANTIZED = ("load_in_8bit", "load_in_4bit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +41,7 @@ class TrainedModelParams(ModelParams):
             self.refuse("freeze_layers", "all weights are trained, or with training.use_peft adapters alone")
         if self.tool_call_parser is not None:
             self.refuse("tool_call_parser", "it is of answers; leave it out")
-        known = {"load_in_8bit", "load_in_4bit"}
+        known = {*_QUANTIZED, *ROUTER_KEYS}
         if unknown := sorted(set(self.model_kwargs) - known):
             raise ConfigError(f"model.model_kwargs.{unknown[0]} is not known; known: {', '.join(sorted(known))}")
         if self.model_max_length is not None and (
@@ -54,14 +59,15 @@ class TrainConfig(ConfigSection):
       data: Which rows.
       training: How it is trained.
       peft: Which adapters.
-      fsdp, deepspeed: Refused, if they are enabled.
+      fsdp: Which devices share it.
+      deepspeed: Refused, if it is enabled.
     """
 
     model: TrainedModelParams = field(default_factory=TrainedModelParams)
     data: DataParams = field(default_factory=DataParams)
     training: TrainingParams = field(default_factory=TrainingParams)
     peft: PeftParams = field(default_factory=PeftParams)
-    fsdp: Any = None
+    fsdp: FSDPParams = field(default_factory=FSDPParams)
     deepspeed: Any = None
 
     @classmethod
@@ -74,16 +80,18 @@ class TrainConfig(ConfigSection):
             "data": DataParams,
             "training": TrainingParams,
             "peft": PeftParams,
+            "fsdp": FSDPParams,
         }.items():
             object.__setattr__(self, name, group.of(getattr(self, name) or {}))
-        for name in ("fsdp", "deepspeed"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, Mapping) and not value.get(f"enable_{name}", False)):
-                self.refuse(name, "training runs on one device; leave it out")
+        value = self.deepspeed
+        if value is not None and not (isinstance(value, Mapping) and not value.get("enable_deepspeed", False)):
+            self.refuse("deepspeed", "give fsdp")
         if self.training.eval_strategy != "no" and not self.data.validation.datasets:
             raise ConfigError("training.eval_strategy needs data.validation.datasets: name a file there")
-        if not self.training.use_peft and (self.peft.q_lora or self.model.model_kwargs):
+        if not self.training.use_peft and (
+            self.peft.q_lora or any(self.model.model_kwargs.get(name) for name in _QUANTIZED)
+        ):
             raise ConfigError("quantized weights cannot be trained: set training.use_peft, which trains adapters")
 
     def notes(self) -> list[str]:
-        return [*self.model.notes(), *self.data.notes(), *self.training.notes(), *self.peft.notes()]
+        return [*self.model.notes(), *self.data.notes(), *self.training.notes(), *self.peft.notes(), *self.fsdp.notes()]

@@ -1,0 +1,89 @@
+"""How a layer is called in training: computed again for its derivatives, its weights gathered, its routers observed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxis.layers.decoder_layer import LayerOutput
+from jaxis.layers.routing import Routing, routers_observed_by
+from jaxis.models.common.decoder import run_layer
+from jaxis.training.sharding import GATHERED, has_shards, whole
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RouterSums:
+    """What routers did, as sums over their tokens.
+
+    Attributes:
+      chosen: float32 [X], how many tokens had each expert among their k likeliest.
+      probability: float32 [X], the sum of each expert's probabilities.
+      rows: float32, the number of tokens.
+    """
+
+    chosen: jax.Array
+    probability: jax.Array
+    rows: jax.Array
+
+
+@dataclass
+class LayerCalls:
+    """Calls layers; to be given to `layers_run_by`.
+
+    Attributes:
+      recompute: Whether all of a layer is computed again for its derivatives.
+      observes_routers: Whether `router_sums` are kept.
+      router_sums: Of the routers of the layers that were called.
+    """
+
+    recompute: bool
+    observes_routers: bool
+    router_sums: list[RouterSums] = field(default_factory=list)
+
+    def __call__(self, graph: nnx.GraphDef, state: nnx.State, *arguments: Any) -> LayerOutput:
+        """See `run_layer`."""
+        output, sums = _call(self.recompute, self.observes_routers, graph, state, *arguments)
+        self.router_sums.extend(sums)
+        return output
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _call(recompute: bool, observes: bool, graph: nnx.GraphDef, state: nnx.State, *arguments: Any) -> Any:
+    """The output of a layer, and the sums of its routers. Equal layers are traced once."""
+
+    def run(state: nnx.State, kv_cache: Any, x: jax.Array, metadata: Any, *inputs: jax.Array) -> Any:
+        sums: list[RouterSums] = []
+
+        def call() -> LayerOutput:
+            return run_layer(graph, whole(state), kv_cache, x, metadata, *inputs)
+
+        if not observes:
+            return call(), sums
+        is_token = jnp.arange(len(metadata.input_positions)) < metadata.num_tokens
+        with routers_observed_by(_adding_to(sums, is_token)):
+            return call(), sums
+
+    if recompute:
+        run = jax.checkpoint(run)
+    elif has_shards(state):
+        # What other devices have of a layer's weights is never kept.
+        run = jax.checkpoint(run, policy=jax.checkpoint_policies.save_anything_except_these_names(GATHERED))
+    return run(state, *arguments)
+
+
+def _adding_to(sums: list[RouterSums], is_token: jax.Array) -> Callable[[Routing, jax.Array], None]:
+    def observe(routing: Routing, logits: jax.Array) -> None:
+        probabilities = jax.nn.softmax(logits, axis=-1)
+        _, best = jax.lax.top_k(probabilities, routing.num_experts_per_token)
+        counts = jnp.where(is_token, 1.0, 0.0)
+        chosen = jnp.zeros(routing.num_experts).at[best].add(counts[:, None])
+        sums.append(RouterSums(chosen, counts @ probabilities, jnp.sum(counts)))
+
+    return observe

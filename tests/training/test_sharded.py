@@ -1,0 +1,114 @@
+"""A training that eight devices share is that of one."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jaxis.errors import ConfigError
+from tests.support import training
+from tests.support.quick_rows import quick_rows
+from tests.support.simulated_devices import run_on_devices
+from tests.support.tiny_checkpoints import DELTA_NET_SIZES, GPT_OSS_SIZES, write_checkpoint
+
+pytestmark = pytest.mark.multi_device
+NUM_DEVICES = 8
+DIALOGUES = [training.dialogue(f"What comes after {n}?", "Next is " + f"{n + 1} " * (1 + n % 5)) for n in range(40)]
+PAIRS = [
+    {"prompt": f"{n} and one?", "chosen": f"That makes {n + 1}.", "rejected": f"{n}, " * (1 + n % 4)} for n in range(20)
+]
+SIZES = {
+    "gpt_oss": GPT_OSS_SIZES,
+    "qwen3_5_text": DELTA_NET_SIZES,
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
+}
+KINDS = {
+    "all weights": ("qwen3", {"enable_gradient_checkpointing": True}),
+    "layers kept": ("qwen3", {"optimizer": "sgd", "gradient_accumulation_steps": 2}),
+    "packed": ("qwen3", {"data": {"pack": True}}),
+    "sinks and windows": ("gpt_oss", {"optimizer": "sgd"}),
+    "experts": ("qwen3_moe", {"model_kwargs": {"output_router_logits": True, "router_aux_loss_coef": 0.1}}),
+    "states": ("qwen3_5_text", {"learning_rate": 1e-4}),
+    "adapters": ("qwen3", {"peft": {"lora_r": 8, "lora_dropout": 0.1}}),
+    "rounded weights": ("qwen3", {"peft": {"lora_r": 8, "q_lora": True, "q_lora_bits": 8}}),
+    "preferences": ("qwen3", {"trainer_type": "TRL_DPO"}),
+    "preferences, adapters": (
+        "qwen3",
+        {"trainer_type": "TRL_DPO", "peft": {"lora_r": 8, "lora_dropout": 0.1}},
+    ),
+}
+
+
+def config_of(kind, tmp_path, output, num_devices, **changes):
+    """A run of a step's batch that does not depend on the number of devices."""
+    name, settings = KINDS[kind]
+    settings = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8, **settings, **changes}
+    for size in ("per_device_train_batch_size", "per_device_eval_batch_size"):
+        settings[size] = -(-settings[size] // num_devices)
+    folder = tmp_path / "model"
+    if not folder.exists():
+        write_checkpoint(folder, name, **SIZES.get(name, {}))
+    rows = PAIRS if "trainer_type" in settings else DIALOGUES
+    files = [training.write_rows(tmp_path / f"{part}.jsonl", of) for part, of in (("rows", rows), ("held", rows[:9]))]
+    return training.train_config(
+        folder,
+        files[0],
+        tmp_path / output,
+        validation=files[1],
+        eval_strategy="steps",
+        eval_steps=2,
+        save_steps=2,
+        fsdp=num_devices > 1,
+        **{"max_steps": 4, "learning_rate": 1e-3, **settings},
+    )
+
+
+def run_sharded(config, tmp_path, num_devices=NUM_DEVICES):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(dataclasses.asdict(config)))
+    return json.loads(
+        run_on_devices("-m", "tests.support.sharded_training", str(path), num_devices=num_devices).splitlines()[-1]
+    )
+
+
+def losses(output):
+    return [line.get("loss", line.get("eval_loss")) for line in training.metrics(output)]
+
+
+@pytest.mark.parametrize("kind", quick_rows(KINDS, ["all weights"]))
+def test_losses_are_those_of_one_device_and_each_device_holds_its_share(kind, tmp_path, monkeypatch):
+    if kind == "rounded weights":  # whose native kernel, of one device alone, rounds activations
+        monkeypatch.setattr("jaxis.kernels.native.usable", lambda: False)
+    training.run(config_of(kind, tmp_path, "one", 1))
+    sharded = run_sharded(config_of(kind, tmp_path, "eight", NUM_DEVICES), tmp_path)
+    expected, found = losses(tmp_path / "one"), losses(tmp_path / "eight")
+    assert len(found) == 6
+    errors = np.abs(np.divide(found, expected) - 1)
+    print(f"\n| {kind} | {', '.join(f'{error:.1e}' for error in errors)} | {sharded['share']:.4f} |")
+    assert errors.max() < 1e-5
+    assert sharded["devices"] == NUM_DEVICES
+    assert sharded["share"] < 1.05 / NUM_DEVICES
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
+    training.run(config_of("all weights", tmp_path, "one", 1))
+    run_sharded(config_of("all weights", tmp_path, "changing", 8), tmp_path)
+    shutil.rmtree(tmp_path / "changing" / "checkpoint-4")
+    resume = {"try_resume_from_last_checkpoint": True}
+    changed = config_of("all weights", tmp_path, "changing", 4, **resume)
+    lines = run_sharded(changed, tmp_path, num_devices=4)["lines"]
+    assert any("going on from" in line for line in lines)
+    np.testing.assert_allclose(losses(tmp_path / "changing"), losses(tmp_path / "one"), rtol=1e-5)
+    shutil.rmtree(tmp_path / "changing" / "checkpoint-4")
+    training.run(config_of("all weights", tmp_path, "changing", 1, **resume))
+    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "changing"))
+    for name, tensor in expected.items():
+        np.testing.assert_allclose(found[name], tensor, rtol=1e-4, atol=1e-4 * np.abs(tensor).max())
+    shutil.rmtree(tmp_path / "changing" / "checkpoint-4")
+    other = config_of("all weights", tmp_path, "changing", 1, per_device_train_batch_size=4, **resume)
+    with pytest.raises(ConfigError, match="per_device_train_batch_size times the number of devices=8"):
+        training.run(other)
