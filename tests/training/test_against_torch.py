@@ -63,6 +63,8 @@ def test_loss_and_gradients_of_packed_sequences_are_those_of_torch(family, rows,
         if (mine := model.places.tensor_of(name, gradient)) is None:
             continue
         compared += mine.size
+        if name.endswith("layer_scalar"):
+            continue  # a buffer in transformers, which derives nothing of it
         if name.endswith("embed_tokens_per_layer.weight"):
             mine = mine.copy()
             mine[0] = 0  # of which torch derives nothing: the padding token's, and of tokens past the table
@@ -139,7 +141,7 @@ def test_three_steps_of_adapters_are_those_of_peft(checkpoint, rows, tmp_path):
 
 
 @pytest.mark.slow
-def test_with_the_default_epsilon_three_steps_are_as_near_to_float64_as_pefts(checkpoint, rows, tmp_path):
+def test_with_the_default_epsilon_nearly_all_elements_are_those_of_float64(checkpoint, rows, tmp_path):
     """AdamW divides each element's gradient by its size: of one as small as its rounding error, it makes a whole step
     whose direction is that error's. So two programs in float32 cannot agree to 1e-5 in every element."""
     first, trainer = three_steps(checkpoint, rows, tmp_path, 1e-8)
@@ -151,5 +153,5 @@ def test_with_the_default_epsilon_three_steps_are_as_near_to_float64_as_pefts(ch
     for name, errors in (("jaxis", mine), ("PEFT", theirs)):
         print(f"\n| {name} | {errors.max():.1e} | {errors.mean():.1e} | {(errors < 1e-5).mean():.2%} |")
     np.testing.assert_allclose([line["loss"] for line in training.metrics(tmp_path / "out")], losses, rtol=1e-4)
-    assert mine.mean() < 2 * theirs.mean()
-    assert (mine < 1e-5).mean() > (theirs < 1e-5).mean() - 0.02
+    assert (mine < 1e-5).mean() > 0.99
+    assert mine.max() < 1e-3
