@@ -185,7 +185,7 @@ def test_a_full_disk_in_a_save_loses_nothing(checkpoint, rows, tmp_path, monkeyp
     ("section", "field", "value", "named"),
     [
         ("training", "learning_rat", 1, r"training\.learning_rat is not a known field"),
-        ("training", "trainer_type", "TRL_GRPO", r"training\.trainer_type='TRL_GRPO'"),
+        ("training", "trainer_type", "TRL_GKD", r"training\.trainer_type='TRL_GKD'"),
         ("training", "optimizer", "lion", r"training\.optimizer='lion' must be one of adamw"),
         ("training", "lr_scheduler_type", "polynomial", "must be one of linear, cosine"),
         ("training", "enable_wandb", True, r"training\.enable_wandb=True cannot be honoured"),

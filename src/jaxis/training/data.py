@@ -90,8 +90,8 @@ def _mixture(split: SplitParams, sizes: Sequence[int], seed: int) -> Mixture | N
     return Mixture(sizes, proportions, stops_at_first=split.mixture_strategy == FIRST_EXHAUSTED, seed=seed)
 
 
-def num_steps(config: TrainConfig, batches: Batches) -> int:
+def num_steps(config: TrainConfig, steps_per_epoch: int) -> int:
     """Steps of the whole training."""
     if config.training.max_steps > 0:
         return config.training.max_steps
-    return config.training.num_train_epochs * batches.steps_per_epoch
+    return config.training.num_train_epochs * steps_per_epoch

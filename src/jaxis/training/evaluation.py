@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.module import JaxModule
+from jaxis.sampling_params import SamplingParams
 from jaxis.training.base_model import BaseModel
 from jaxis.training.config import TrainConfig
 from jaxis.training.data import Split
@@ -65,7 +66,8 @@ class AnswerScores:
           step: Steps that were done.
           write: Takes a line for each answer.
         """
-        found = self._engine.answers(model, self._prompts.ids, self._max_tokens)
+        greedy = SamplingParams(temperature=0.0, max_tokens=self._max_tokens)
+        found = self._engine.answers(model, self._prompts.ids, [greedy] * len(self._prompts.ids))
         answered = self._prompts.answered(found)
         scores = scores_of(self._scorer, f"training.metrics_function={self._function_name!r}", answered)
         for where, prompt, answer, score in zip(self._prompts.where, answered["prompts"], found, scores, strict=True):

@@ -57,15 +57,24 @@ class HeldOutPrompts:
         self._columns.setdefault("reference", references)
         self.longest = max(map(len, self.ids))
 
-    def answered(self, answers: Sequence[CompletionOutput]) -> dict[str, list[Any]]:
-        """Arguments of a function that scores answers. Conversations and their answers are lists of messages."""
+    def answered(
+        self, answers: Sequence[CompletionOutput], places: Sequence[int] | None = None
+    ) -> dict[str, list[Any]]:
+        """Arguments of a function that scores answers. Conversations and their answers are lists of messages.
+
+        Args:
+          answers: The answers.
+          places: Which prompt each is to; None: to all of them, in their order.
+        """
+        places = range(len(self._prompts)) if places is None else places
+        prompts = [self._prompts[place] for place in places]
         completions = [
             answer.text if isinstance(prompt, str) else [{"role": "assistant", "content": answer.text}]
-            for prompt, answer in zip(self._prompts, answers, strict=True)
+            for prompt, answer in zip(prompts, answers, strict=True)
         ]
         return {
-            **self._columns,
-            "prompts": self._prompts,
+            **{name: [values[place] for place in places] for name, values in self._columns.items()},
+            "prompts": prompts,
             "completions": completions,
             "completion_ids": [answer.token_ids for answer in answers],
         }

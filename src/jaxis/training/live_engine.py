@@ -39,20 +39,22 @@ class LiveEngine:
         self._engine: LLMEngine | None = None
         self._executor: DeviceExecutor | None = None
 
-    def answers(self, model: JaxModule, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[CompletionOutput]:
-        """The most likely answer to each prompt.
+    def answers(
+        self, model: JaxModule, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> list[CompletionOutput]:
+        """An answer to each prompt.
 
         Args:
           model: With the weights of the moment; of the same structure each time.
           prompts: Token ids.
-          max_tokens: Of an answer.
+          params: How each is answered.
 
         Raises:
           EngineError: There is no memory for a cache, or logits are not finite.
         """
         engine = self._engine_of(model)
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-        requests = [engine.add_request(str(i), ids, params) for i, ids in enumerate(prompts)]
+        pairs = zip(prompts, params, strict=True)
+        requests = [engine.add_request(str(i), ids, each) for i, (ids, each) in enumerate(pairs)]
         while engine.has_unfinished:
             engine.step()
         for request in requests:

@@ -25,6 +25,8 @@ CHUNK_TOKENS = 256
 
 Sums = dict[str, jax.Array]
 """What is added up over the micro-batches of a step, float32 scalars by name."""
+MAXIMUM = "_max"
+"""What the names of those end with of which the largest is taken instead."""
 
 
 class Scores(NamedTuple):

@@ -78,12 +78,15 @@ class DataRow:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_rows(dataset: DatasetParams, seed: int) -> tuple[list[DataRow], str]:
+def read_rows(
+    dataset: DatasetParams, seed: int, prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+) -> tuple[list[DataRow], str]:
     """All rows of a file that are to be taken, and the digest of the file.
 
     Args:
       dataset: The file.
       seed: Of the rows that are drawn, if some are.
+      prepare: What is done to each row first.
 
     Raises:
       ConfigError: The file cannot be read, or a row of it holds no sample; the error names the first such line.
@@ -97,7 +100,7 @@ def read_rows(dataset: DatasetParams, seed: int) -> tuple[list[DataRow], str]:
             if row.error is not None:
                 raise RequestError(str(row.error).removeprefix(f"line {row.line}: "))
             columns = {key: value for key, value in row.value.items() if key not in _KEYS}
-            rows.append(DataRow(read_sample(row.value), where, columns))
+            rows.append(DataRow(read_sample(prepare(row.value)), where, columns))
         except RequestError as error:
             faults.append(f"{where}: {error}")
     raise_faults(faults)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,8 @@ class RunLog:
     def __init__(self, params: TrainingParams, after_step: int) -> None:
         output = Path(params.output_dir)
         self._metrics = MetricsFile(output / METRICS_FILE, after_step)
-        self._answers = None
-        if params.metrics_function is not None:
-            self._answers = MetricsFile(output / ANSWERS_FILE, after_step)
+        self._make_answers = functools.partial(MetricsFile, output / ANSWERS_FILE, after_step)
+        self._answers: MetricsFile | None = None
         self._events = None
         if params.enable_tensorboard:
             self._events = _open_events(Path(params.logging_dir or output / "runs"), after_step)
@@ -43,8 +43,9 @@ class RunLog:
                     self._events.add_scalar(name, value, values["step"])
 
     def write_answer(self, values: Mapping[str, Any]) -> None:
-        """Appends an answer to a held-out prompt. Raises CheckpointError."""
-        assert self._answers is not None
+        """Appends an answer of the model. Raises CheckpointError."""
+        if self._answers is None:
+            self._answers = self._make_answers()
         self._answers.write(values)
 
     def close(self) -> None:

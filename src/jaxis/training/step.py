@@ -14,7 +14,7 @@ from jaxis.engine.execution.program_context import jit
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.functional_model import Values
 from jaxis.training.layer_calls import RouterSums
-from jaxis.training.objectives import Forward, Objective, Sums
+from jaxis.training.objectives import MAXIMUM, Forward, Objective, Sums
 from jaxis.training.sharding import Devices, Placement
 
 Trained = dict[str, jax.Array]
@@ -71,7 +71,10 @@ def make_gradient(
         parts = devices.shards(trained, trained_axes)
 
         def add(so_far: Any, each: tuple[TrainingBatch, jax.Array]) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, so_far, differentiate(parts, *each)), None
+            (total, sums), gradient = so_far
+            (one, reported), change = differentiate(parts, *each)
+            sums = {name: _joined(name, sums[name], value) for name, value in reported.items()}
+            return ((total + one, sums), jax.tree.map(jnp.add, gradient, change)), None
 
         micro_batches = (batch, jnp.arange(len(batch.ids)))
         one = jax.tree.map(lambda array: array[0], micro_batches)
@@ -83,6 +86,10 @@ def make_gradient(
         return total, devices.sum_gradient(gradient), sums
 
     return devices.on_each(of_device, trained_axes, frozen_axes, (-1, trained_axes, -1))
+
+
+def _joined(name: str, one: jax.Array, other: jax.Array) -> jax.Array:
+    return jnp.maximum(one, other) if name.endswith(MAXIMUM) else one + other
 
 
 def _router_loss(sums: RouterSums, devices: Devices) -> jax.Array:
@@ -127,7 +134,7 @@ def make_step(
             scale = jnp.minimum(1.0, max_grad_norm / (norm + 1e-6))
             gradient = jax.tree.map(lambda array: array * scale, gradient)
         updates, state = optimizer.update(gradient, state, trained)
-        means = {name: value / weight for name, value in sums.items()}
+        means = {name: value if name.endswith(MAXIMUM) else value / weight for name, value in sums.items()}
         new = cast(Trained, optax.apply_updates(cast(optax.Params, trained), updates))
         return new, state, {"loss": total / weight, **means, "grad_norm": norm}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -21,15 +22,15 @@ from jaxis.errors import ConfigError, EngineError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.parallel.mesh import put
 from jaxis.training.base_model import BaseModel, open_base_model
+from jaxis.training.batch_source import Moment
 from jaxis.training.best_step import BestStep
 from jaxis.training.checkpoint import RunState, checkpoint_folder, find_checkpoints, load_checkpoint, save_checkpoint
-from jaxis.training.config import DPO as DPO_TYPE
 from jaxis.training.config import TrainConfig, TrainingParams
 from jaxis.training.data import Split, load_split, num_steps
 from jaxis.training.evaluation import AnswerScores, held_out_loss
 from jaxis.training.export import placed_into, write_template
 from jaxis.training.meter import Meter
-from jaxis.training.objectives import DPO, CrossEntropy, Objective
+from jaxis.training.methods import TrainingData, load_data, make_objective
 from jaxis.training.optimizer import make_optimizer, make_schedule
 from jaxis.training.run_log import RunLog
 from jaxis.training.step import Evaluate, Trained, make_evaluation, make_step
@@ -42,6 +43,7 @@ _FREE_TO_CHANGE = frozenset(
         *("output_dir", "save_steps", "save_final_model", "logging_steps", "eval_strategy", "eval_steps"),
         *("per_device_eval_batch_size", "resume_from_checkpoint", "try_resume_from_last_checkpoint"),
         *("enable_gradient_checkpointing", "enable_tensorboard", "logging_dir", "metrics_function"),
+        *("grpo", "log_completions"),  # the fields of the first are a section of their own
         *TrainingParams.WITHOUT_EFFECT,
     }
 )
@@ -87,13 +89,13 @@ class Trainer:
         for line in config.notes():
             note(line)
         self.base: BaseModel = open_base_model(config)
-        self.data: Split = load_split(config, config.data.train, self.base)
+        self.data: TrainingData = load_data(config, self.base)
         self.validation: Split | None = None
         if config.training.eval_strategy != "no":
             self.validation = load_split(config, config.data.validation, self.base, is_validation=True)
         for line in self.data.notes:
             note(line)
-        self._num_steps = num_steps(config, self.data.batches)
+        self._num_steps = num_steps(config, self.data.source.steps_per_epoch)
         self._output = Path(config.training.output_dir)
         self._resumed = self._find_checkpoint()
 
@@ -136,7 +138,7 @@ class _Run:
         self,
         config: TrainConfig,
         base: BaseModel,
-        data: Split,
+        data: TrainingData,
         validation: Split | None,
         scores: AnswerScores | None,
         total: int,
@@ -155,7 +157,7 @@ class _Run:
     def run(self, resumed: Path | None, progress: ProgressDisplay) -> TrainingResult:
         model = make_trainable(self._config, self._base, progress)
         trained, state, first = self._start(model, resumed)
-        objective = make_objective(self._config)
+        objective = make_objective(self._params)
         step_function = make_step(
             model.forward(is_training=True),
             objective,
@@ -172,19 +174,23 @@ class _Run:
         try:
             with stop_signals() as stopped, progress.counting("Training") as update:
                 for step in range(first, self._total):
-                    batch = self._data.batches.batch(step)
+                    here = functools.partial(model.bind, trained)
+                    batch, drawn = self._data.source.draw(Moment(step, here, log.write_answer, progress))
                     trained, state, reported = step_function(
-                        trained, model.frozen, state, self._data.placed(batch), jax.random.fold_in(key, step)
+                        trained, model.frozen, state, batch, jax.random.fold_in(key, step)
                     )
                     values = {name: float(reported[name]) for name in ("loss", *sorted(reported.keys() - {"loss"}))}
+                    values |= drawn
                     done = step + 1
                     self._check_finite(done, values)
+                    self._data.source.check(done, values)
                     learned, num_tokens = int(np.sum(batch.learned)), int(np.sum(batch.seq_lens))
                     line = {"step": done, **values, "learned_tokens": learned, "lr": float(self._schedule(step))}
                     log.write(line | meter.add(num_tokens))
                     update(done, self._total)
                     if done % self._params.logging_steps == 0 or done == self._total:
-                        self._note(meter.line(line))
+                        shown = (f"  {name} {line[name]:.4g}" for name in self._data.source.shown)
+                        self._note(meter.line(line) + "".join(shown))
                     is_best = self._is_time_to_evaluate(done) and self._evaluate(evaluate, trained, model, done, log)
                     is_last = done == self._total
                     if stopped() is not None and not is_last:
@@ -194,6 +200,7 @@ class _Run:
                         self._save(done, trained, state)
         finally:
             log.close()
+            self._data.source.close()
             if self._scores is not None:
                 self._scores.close()
         if self._params.save_final_model:
@@ -236,7 +243,7 @@ class _Run:
     def _is_time_to_evaluate(self, step: int) -> bool:
         if self._validation is None:
             return False
-        every = self._data.batches.steps_per_epoch if self._params.eval_strategy == "epoch" else self._params.eval_steps
+        every = self._data.source.steps_per_epoch if self._params.eval_strategy == "epoch" else self._params.eval_steps
         return step % every == 0 or step == self._total
 
     def _evaluate(self, evaluate: Evaluate, trained: Trained, model: Trainable, step: int, log: RunLog) -> bool:
@@ -276,7 +283,11 @@ class _Run:
     def _settings(self) -> dict[str, Any]:
         """What must be the same when the run goes on, by the names of the configuration."""
         found: dict[str, Any] = {"steps": self._total}
-        for section, group in (("training", self._params), ("peft", self._config.peft), ("model", self._config.model)):
+        sections = {
+            **{"training": self._params, "training.grpo": self._params.grpo},
+            **{"peft": self._config.peft, "model": self._config.model},
+        }
+        for section, group in sections.items():
             for field in dataclasses.fields(group):
                 if field.name not in _FREE_TO_CHANGE:
                     found[f"{section}.{field.name}"] = getattr(group, field.name)
@@ -295,14 +306,6 @@ class _Run:
         for path, digest in self._data.digests.items():
             found[f"the contents of {path}"] = digest
         return {name: _plain(value) for name, value in found.items()}
-
-
-def make_objective(config: TrainConfig) -> Objective:
-    """What a run minimizes."""
-    if config.training.trainer_type != DPO_TYPE:
-        return CrossEntropy()
-    names = ("beta", "label_smoothing", "loss_type")
-    return DPO(**{name: value for name, value in config.training.trainer_kwargs.items() if name in names})
 
 
 def _placed_as(like: jax.Array, array: np.ndarray) -> jax.Array:

@@ -1,19 +1,24 @@
 """The YAML file of a training run: `TrainConfig`, a file for each of its sections."""
 
 from jaxis.training.config.data import FINAL_TURN, FIRST_EXHAUSTED, DatasetParams, SplitParams
+from jaxis.training.config.grpo import CORRECT, ERROR, GrpoParams
 from jaxis.training.config.peft import PeftParams
 from jaxis.training.config.run import ROUTER_KEYS, TrainConfig
-from jaxis.training.config.training import DPO, ENGINE, OPTIMIZERS, PLAIN, TrainingParams
+from jaxis.training.config.training import DPO, ENGINE, GRPO, OPTIMIZERS, PLAIN, TrainingParams
 
 __all__ = [
+    "CORRECT",
     "DPO",
     "ENGINE",
+    "ERROR",
     "FINAL_TURN",
     "FIRST_EXHAUSTED",
+    "GRPO",
     "OPTIMIZERS",
     "PLAIN",
     "ROUTER_KEYS",
     "DatasetParams",
+    "GrpoParams",
     "PeftParams",
     "SplitParams",
     "TrainConfig",

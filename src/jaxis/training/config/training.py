@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from jaxis.errors import ConfigError
+from jaxis.training.config.grpo import GrpoParams
 from jaxis.training.config.section import TORCH_ONLY, ConfigSection
 
-SFT, DPO = "TRL_SFT", "TRL_DPO"
+SFT, DPO, GRPO = "TRL_SFT", "TRL_DPO", "TRL_GRPO"
 PLAIN, ENGINE = "plain", "engine"
 OPTIMIZERS = {"adamw": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd"}
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
@@ -27,7 +28,10 @@ class TrainingParams(ConfigSection):
     """How it is trained.
 
     Attributes:
-      trainer_type: TRL_SFT learns what the rows say; TRL_DPO what they prefer.
+      trainer_type: TRL_SFT learns what the rows say; TRL_DPO what they prefer; TRL_GRPO what `reward_functions` reward
+        in answers that are sampled.
+      reward_functions: Of TRL_GRPO, such as rewards:exact; each is called as TRL calls its own.
+      grpo: How answers are sampled.
       use_peft: Whether adapters are trained instead of all weights.
       output_dir: The folder of the finished model, of its checkpoints and of metrics.jsonl.
       per_device_train_batch_size: Rows that are computed together; for TRL_DPO, pairs of rows.
@@ -113,10 +117,10 @@ class TrainingParams(ConfigSection):
     enable_tensorboard: bool = False
     include_performance_metrics: bool = False
     include_alternative_mfu_metrics: bool = False
-    reward_functions: Any = None
+    reward_functions: list[str] = field(default_factory=list)
     reward_function_kwargs: Any = None
     metrics_function: str | None = None
-    grpo: Any = None
+    grpo: GrpoParams = field(default_factory=GrpoParams)
     gkd: Any = None
     profiler: Any = None
     telemetry: Any = None
@@ -154,10 +158,8 @@ class TrainingParams(ConfigSection):
         "enable_wandb": "nothing is sent anywhere; metrics.jsonl has every step",
         "enable_mlflow": "nothing is sent anywhere; metrics.jsonl has every step",
         "include_alternative_mfu_metrics": "metrics.jsonl has tokens a second",
-        "reward_functions": "only TRL_SFT and TRL_DPO are supported",
-        "reward_function_kwargs": "only TRL_SFT and TRL_DPO are supported",
-        "grpo": "only TRL_SFT and TRL_DPO are supported",
-        "gkd": "only TRL_SFT and TRL_DPO are supported",
+        "reward_function_kwargs": "give a function of its own",
+        "gkd": "only TRL_SFT, TRL_DPO and TRL_GRPO are supported",
         "profiler": "use JAX's profiler",
         "save_epoch": "give save_steps",
     }
@@ -168,8 +170,10 @@ class TrainingParams(ConfigSection):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.trainer_type not in (SFT, DPO):
-            self.refuse("trainer_type", f"supported are {SFT} and {DPO}")
+        if self.trainer_type not in (SFT, DPO, GRPO):
+            self.refuse("trainer_type", f"supported are {SFT}, {DPO} and {GRPO}")
+        object.__setattr__(self, "grpo", GrpoParams.of(self.grpo or {}))
+        self._check_rewards()
         for name in ("use_peft", "save_final_model", "enable_gradient_checkpointing"):
             self.check(name, bool, "true or false")
         self.check("try_resume_from_last_checkpoint", bool, "true or false")
@@ -208,6 +212,19 @@ class TrainingParams(ConfigSection):
                 raise ConfigError(f"training.{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
         if str(self.mixed_precision_dtype).lower() not in _COMPUTE_DTYPES:
             self.refuse("mixed_precision_dtype", "NONE or BF16")
+
+    def _check_rewards(self) -> None:
+        names = self.reward_functions
+        if not isinstance(names, list) or not all(isinstance(name, str) and ":" in name for name in names):
+            raise ConfigError(
+                f"training.reward_functions={names!r} must be a list of names such as rewards:exact, a function of "
+                "rewards.py"
+            )
+        if bool(names) != (self.trainer_type == GRPO):
+            what = "needs" if self.trainer_type == GRPO else "has no"
+            raise ConfigError(f"training.trainer_type={self.trainer_type} {what} training.reward_functions")
+        if self.trainer_type == GRPO and self.eval_strategy != "no":
+            raise ConfigError("training.eval_strategy cannot be honoured with TRL_GRPO: give no")
 
     def _check_trainer_kwargs(self) -> None:
         known = _TRAINER_KWARGS | (_DPO_KWARGS if self.trainer_type == DPO else set())

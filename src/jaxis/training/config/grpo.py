@@ -1,0 +1,79 @@
+"""The section `training.grpo`: how answers are sampled, under TRL's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxis.errors import ConfigError
+from jaxis.training.config.section import TORCH_ONLY, ConfigSection
+
+ERROR, CORRECT, IGNORE = "error", "correct", "ignore"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpoParams(ConfigSection):
+    """How answers are sampled and compared.
+
+    Attributes:
+      num_generations: Answers to a prompt, which are a group.
+      max_prompt_length: Most tokens of a prompt; a longer one is an error. None: what the context leaves.
+      max_completion_length: Most tokens of an answer.
+      scale_rewards: Whether advantages are divided by the standard deviation of their group's rewards.
+      log_completions: Whether every answer is a line of answers.jsonl.
+      on_mismatch: What to do where training sees another log-probability of a token than the engine sampled it with:
+        error; correct, which weighs each token by the ratio, up to 2; or ignore. None: error with
+        `forward_pass: engine`, else correct.
+    """
+
+    num_generations: int = 8
+    max_prompt_length: int | None = None
+    max_completion_length: int = 256
+    scale_rewards: bool = True
+    log_completions: bool = False
+    on_mismatch: str | None = None
+    temperature: float = 1.0
+    epsilon: float = 0.2
+    num_iterations: int = 1
+    beta: float = 0.0
+    loss_type: str = "dapo"
+    repetition_penalty: float | None = None
+    model_init_kwargs: Any = None
+    remove_unused_columns: bool = False
+    use_vllm: bool = False
+    vllm_mode: str | None = None
+    vllm_gpu_memory_utilization: float = 0.9
+
+    WITHOUT_EFFECT: ClassVar[Mapping[str, str]] = {
+        "epsilon": "a batch has one update, in which no ratio is clipped",
+        "remove_unused_columns": "reward functions get all columns",
+        "use_vllm": "the engine of this process samples",
+        "vllm_mode": "the engine of this process samples",
+        "vllm_gpu_memory_utilization": "the engine of this process samples",
+        "model_init_kwargs": TORCH_ONLY,
+    }
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "temperature": "answers are sampled from the distribution that is trained; leave it out",
+        "repetition_penalty": "answers are sampled from the distribution that is trained; leave it out",
+        "num_iterations": "a batch has one update; leave it out",
+        "beta": "there is no reference model; leave it out",
+        "loss_type": "the loss is dapo, a mean over all tokens of a batch; leave it out",
+    }
+
+    @classmethod
+    def section(cls) -> str:
+        return "training.grpo"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_number("num_generations", 2, whole=True)
+        self.check_number("max_completion_length", 1, whole=True)
+        if self.max_prompt_length is not None:
+            self.check_number("max_prompt_length", 1, whole=True)
+        for name in ("scale_rewards", "log_completions"):
+            self.check(name, bool, "true or false")
+        if self.on_mismatch not in (None, ERROR, CORRECT, IGNORE):
+            raise ConfigError(
+                f"training.grpo.on_mismatch={self.on_mismatch!r} must be one of {ERROR}, {CORRECT}, {IGNORE}"
+            )

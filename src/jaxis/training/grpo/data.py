@@ -1,0 +1,41 @@
+"""The rows of a GRPO run: prompts, with or without answers, which reward functions get as `reference`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxis.errors import ConfigError
+from jaxis.training.base_model import BaseModel
+from jaxis.training.config import TrainConfig
+from jaxis.training.grpo.rollouts import Rollouts
+from jaxis.training.rows import DataRow, read_rows
+
+
+def load_rollouts(config: TrainConfig, base: BaseModel) -> tuple[Rollouts, dict[str, str]]:
+    """The batches of a run, and the digest of each file.
+
+    Raises:
+      ConfigError: A file cannot be read, a row has no prompt, or the run cannot be done as it is described.
+    """
+    if config.fsdp.enable_fsdp:
+        raise ConfigError("fsdp.enable_fsdp cannot be honoured with TRL_GRPO: leave it out")
+    split = config.data.train
+    rows: list[DataRow] = []
+    digests: dict[str, str] = {}
+    for dataset in split.datasets:
+        seed = next(s for s in (dataset.seed, split.seed, config.training.data_seed) if s is not None)
+        found, digests[str(dataset.path)] = read_rows(dataset, seed, _answered)
+        rows += found
+    return Rollouts(config, base, rows), digests
+
+
+def _answered(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row that has an answer, an empty one if it came without."""
+    prompt, messages = row.get("prompt"), row.get("messages")
+    nothing = {"role": "assistant", "content": ""}
+    if prompt is not None and row.get("completion") is None:
+        return {**row, "completion": [nothing] if isinstance(prompt, list) else ""}
+    if isinstance(messages, list) and messages and isinstance(messages[-1], Mapping):
+        return row if messages[-1].get("role") == "assistant" else {**row, "messages": [*messages, nothing]}
+    return row

@@ -1,0 +1,70 @@
+"""GRPO's loss, and how far training's log-probabilities are from those that answers were sampled with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.training.batches import TrainingBatch
+from jaxis.training.config import CORRECT, ENGINE, ERROR, TrainingParams
+from jaxis.training.functional_model import Values
+from jaxis.training.objectives import Forward, Losses
+
+MISMATCH = "sampler_trainer_logprob_diff_max"
+MAX_WEIGHT = 2.0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RolloutBatch(TrainingBatch):
+    """A batch of sampled answers.
+
+    Attributes:
+      sampled_logprobs: float32 [M, B, L], with which the engine sampled the target of each token; 0 where none is
+        learned.
+      advantages: float32 [M, B, L], of the answer that the target belongs to.
+    """
+
+    sampled_logprobs: np.ndarray | jax.Array
+    advantages: np.ndarray | jax.Array
+
+
+def grpo_of(params: TrainingParams) -> GRPO:
+    """The loss that a run asks for."""
+    default = ERROR if params.forward_pass == ENGINE else CORRECT
+    return GRPO(corrects=(params.grpo.on_mismatch or default) == CORRECT)
+
+
+@dataclass(frozen=True)
+class GRPO:
+    """Minus the advantage of each sampled token, whose derivative is that of its log-probability; its weight is the
+    number of tokens of the whole batch ("dapo", arXiv:2503.14476).
+
+    Each batch has one update, so the ratio to the policy that sampled is 1.
+
+    Attributes:
+      corrects: Whether a token counts by how much likelier training sees it than it was sampled, up to MAX_WEIGHT.
+    """
+
+    corrects: bool
+
+    def weight(self, batch: TrainingBatch) -> jax.Array:
+        """See `Objective`."""
+        return jnp.sum(batch.learned, dtype=jnp.float32)
+
+    def loss(self, forward: Forward, values: Values, frozen: Values, batch: TrainingBatch, key: jax.Array) -> Losses:
+        """See `Objective`."""
+        del frozen
+        rollouts = cast(RolloutBatch, batch)
+        scores = forward(values, batch, key)
+        logprobs = scores.logprobs
+        now = jax.lax.stop_gradient(logprobs)
+        change = jnp.where(batch.learned, now - rollouts.sampled_logprobs, 0.0)
+        weights = jnp.minimum(jnp.exp(change), MAX_WEIGHT) if self.corrects else 1.0
+        gains = weights * rollouts.advantages * jnp.exp(logprobs - now)
+        total = -jnp.sum(jnp.where(batch.learned, gains, 0.0))
+        return Losses(total, {MISMATCH: jnp.max(jnp.abs(change))}, scores.router_sums)

@@ -1,0 +1,64 @@
+"""What a run of each trainer type learns from, and what it minimizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxis.training.base_model import BaseModel
+from jaxis.training.batch_source import BatchSource, GivenBatches
+from jaxis.training.config import DPO as DPO_TYPE
+from jaxis.training.config import GRPO as GRPO_TYPE
+from jaxis.training.config import TrainConfig, TrainingParams
+from jaxis.training.data import load_split
+from jaxis.training.examples import Example
+from jaxis.training.grpo.data import load_rollouts
+from jaxis.training.grpo.objective import grpo_of
+from jaxis.training.objectives import DPO, CrossEntropy, Objective
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What a run learns from.
+
+    Attributes:
+      source: Gives the batch of each step.
+      examples: Those that the files hold; none if they are made as training goes on.
+      digests: Path of each file -> the digest of what is in it.
+      notes: What a user may not expect.
+    """
+
+    source: BatchSource
+    examples: Sequence[Example]
+    digests: Mapping[str, str]
+    notes: Sequence[str]
+
+
+def load_data(config: TrainConfig, base: BaseModel) -> TrainingData:
+    """Reads the files of a run, and checks all of their rows.
+
+    Raises:
+      ConfigError: A file cannot be read, or a row of one cannot be learned; the error names it.
+    """
+    if config.training.trainer_type == GRPO_TYPE:
+        rollouts, digests = load_rollouts(config, base)
+        return TrainingData(rollouts, [], digests, [])
+    split = load_split(config, config.data.train, base)
+    return TrainingData(GivenBatches(split), split.examples, split.digests, split.notes)
+
+
+def make_objective(params: TrainingParams) -> Objective:
+    """What a run minimizes."""
+    return _OBJECTIVES.get(params.trainer_type, lambda _: CrossEntropy())(params)
+
+
+def _dpo(params: TrainingParams) -> DPO:
+    names: dict[str, Any] = {}
+    for name in ("beta", "label_smoothing", "loss_type"):
+        if name in params.trainer_kwargs:
+            names[name] = params.trainer_kwargs[name]
+    return DPO(**names)
+
+
+_OBJECTIVES: dict[str, Callable[[TrainingParams], Objective]] = {DPO_TYPE: _dpo, GRPO_TYPE: grpo_of}

@@ -1,0 +1,149 @@
+"""GRPO samples with the weights that it trains, and its loss and advantages are TRL's."""
+
+import dataclasses
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jaxis.errors import ConfigError
+from jaxis.host.progress import ProgressDisplay
+from jaxis.kernels import native
+from jaxis.training.grpo.objective import GRPO, MISMATCH, RolloutBatch
+from jaxis.training.grpo.rewards import advantages
+from jaxis.training.objectives import Scores
+from jaxis.training.trainer import Trainer
+from tests.support import training
+
+needs_kernels = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
+
+REWARDS = """
+def begins(prompts, completions, completion_ids, letter, **columns):
+    return [float(c[-1]["content"].startswith(each)) + len(ids) / 64 for c, each, ids in
+            zip(completions, letter, completion_ids)]
+"""
+QUESTIONS = ("Who are you?", "Is water wet?", "Can birds fly?")
+
+
+def grpo_config(tmp_path, output, **settings):
+    (tmp_path / "letter_rewards.py").write_text(REWARDS)
+    rows = [{"prompt": [{"role": "user", "content": each}], "letter": "I"} for each in QUESTIONS]
+    grpo = {"num_generations": 4, "max_completion_length": 6, **settings.pop("grpo", {})}
+    return training.train_config(
+        None,
+        training.write_rows(tmp_path / "prompts.jsonl", rows),
+        output,
+        peft={"lora_r": 4, "lora_dropout": 0.0},
+        **{
+            **{"trainer_type": "TRL_GRPO", "forward_pass": "engine", "reward_functions": ["letter_rewards:begins"]},
+            **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 4, "grpo": grpo},
+            **settings,
+        },
+    )
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working directory whose modules are found."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("letter_rewards", None)
+
+
+def run(config):
+    notes = []
+    Trainer(config, notes.append).run(ProgressDisplay(enabled=False))
+    return notes
+
+
+def metrics(output):
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_advantages_are_those_of_the_group():
+    rewards = np.random.default_rng(0).random(12)
+    groups = rewards.reshape(3, 4)
+    expected = [(each - np.mean(group)) / (np.std(group, ddof=1) + 1e-4) for group in groups for each in group]
+    np.testing.assert_allclose(advantages(rewards, 4, scaled=True), expected, rtol=1e-12)
+    plain = groups - groups.mean(1, keepdims=True)
+    np.testing.assert_allclose(advantages(rewards, 4, scaled=False), plain.ravel(), rtol=1e-12)
+    assert not advantages(np.ones(4), 4, scaled=True).any()
+
+
+@pytest.mark.parametrize("corrects", [False, True])
+def test_the_derivative_is_that_of_weighted_log_probabilities(corrects):
+    """Minus the sum over learned tokens of advantage times log-probability, weighted where it is corrected."""
+    rng = np.random.default_rng(0)
+    shape = (2, 7)
+    logprobs, gains = jnp.asarray(rng.normal(-2, 1, shape)), jnp.asarray(rng.normal(0, 1, shape))
+    sampled = logprobs - jnp.asarray(rng.normal(0, 1, shape))
+    learned = jnp.asarray(rng.random(shape) < 0.6)
+    fields = {field.name: jnp.zeros(1) for field in dataclasses.fields(RolloutBatch)}
+    batch = RolloutBatch(**{**fields, "learned": learned, "sampled_logprobs": sampled, "advantages": gains})
+
+    def loss(logprobs):
+        losses = GRPO(corrects).loss(lambda *_: Scores(logprobs, logprobs, None), {}, {}, batch, jax.random.key(0))
+        return losses.total, losses.sums
+
+    (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(logprobs)
+    weights = np.minimum(np.exp(np.asarray(logprobs - sampled)), 2.0) if corrects else 1.0
+    np.testing.assert_allclose(gradient, np.where(learned, -weights * gains, 0.0), rtol=1e-5, atol=1e-7)
+    assert sums[MISMATCH] == np.abs(np.where(learned, logprobs - sampled, 0.0)).max()
+
+
+@needs_kernels
+@pytest.mark.production_xla
+def test_training_sees_what_was_sampled(here):
+    run(grpo_config(here, here / "out", max_steps=2))
+    lines = metrics(here / "out")
+    assert [line[MISMATCH] for line in lines] == [0.0] * 2
+    assert any(line["grad_norm"] > 0 for line in lines)
+    assert all(0 < line["reward"] < 2 for line in lines)
+
+
+@needs_kernels
+@pytest.mark.slow
+@pytest.mark.production_xla
+def test_a_run_that_goes_on_ends_as_one_that_never_stopped(here):
+    run(grpo_config(here, here / "whole"))
+    assert [line[MISMATCH] for line in metrics(here / "whole")] == [0.0] * 4
+    run(grpo_config(here, here / "parts", save_steps=2, grpo={"log_completions": True}))
+    answers = [json.loads(line) for line in (here / "parts" / "answers.jsonl").read_text().splitlines()]
+    assert len(answers) == 4 * 8
+    assert {len({each["row"] for each in answers if each["step"] == step}) for step in range(1, 5)} == {2}
+    resumed = here / "parts" / "checkpoint-2"
+    run(grpo_config(here, here / "rest", resume_from_checkpoint=str(resumed), grpo={"log_completions": True}))
+    whole, rest = (load_file(here / name / "adapter_model.safetensors") for name in ("whole", "rest"))
+    assert whole.keys() == rest.keys()
+    assert all(np.array_equal(whole[name], rest[name]) for name in whole)
+
+
+@needs_kernels
+@pytest.mark.slow
+@pytest.mark.production_xla
+def test_the_plain_forward_pass_is_noticed_or_corrected(here):
+    wanted = {"forward_pass": "plain", "max_steps": 2}
+    with pytest.raises(Exception, match=r"set training\.grpo.on_mismatch to correct or ignore"):
+        run(grpo_config(here, here / "error", grpo={"on_mismatch": "error"}, **wanted))
+    run(grpo_config(here, here / "correct", **wanted))
+    assert any(line[MISMATCH] > 0 for line in metrics(here / "correct"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"reward_functions": []}, "TRL_GRPO needs training.reward_functions"),
+        ({"reward_functions": ["letter_rewards:missing"]}, "has no function 'missing'"),
+        ({"per_device_train_batch_size": 3}, "a step has 6 answers .* no whole number of groups"),
+        ({"grpo": {"temperature": 0.5}}, "temperature"),
+        ({"grpo": {"on_mismatch": "shrug"}}, "on_mismatch='shrug' must be one of error, correct, ignore"),
+        ({"grpo": {"max_prompt_length": 2}}, "prompts.jsonl, line 1: its prompt of .* leaves no room"),
+    ],
+)
+def test_what_cannot_be_done_is_said(settings, message, here):
+    with pytest.raises(ConfigError, match=message):
+        Trainer(grpo_config(here, here / "out", **settings), lambda _: None)
