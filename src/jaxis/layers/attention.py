@@ -62,7 +62,7 @@ def attention(
     Returns:
       The updated cache (without one, what stands in its place), and [T, H, D].
     """
-    is_paged = is_cache(kv_cache) or metadata.scratch is not None
+    is_paged = is_cache(kv_cache)
     if k is None:
         # No heads of keys.
         q, _ = apply_rope(rope, q, q[:, :0], metadata, norms=norms, is_paged=is_paged)
@@ -103,7 +103,7 @@ def apply_rope(
             rms_norm(q, norms.q_weight, epsilon=norms.epsilon),
             rms_norm(k, norms.k_weight, epsilon=norms.epsilon),
         )
-    if is_paged:
+    if is_paged or metadata.scratch is not None:
         return rope(q, k, metadata.input_positions, norms=norms)
     request, _ = _requests(metadata)
     return rope(q, k, metadata.input_positions, metadata.seq_lens[request], norms)

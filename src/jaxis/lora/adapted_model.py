@@ -78,9 +78,11 @@ class AdaptedModel:
             dims = layer.input_size, layer.key_dim, layer.value_dim, layer.num_heads
             layer.head_addition = HeadwiseAddition(*sizes, *dims, rows, dtype)
             return layer.head_addition
-        kind = LookupAddition if isinstance(layer, JaxEmbed) else LowRankAddition
-        layer.addition = kind(*sizes, *_sizes(layer), rows, dtype)
-        return layer.addition
+        if isinstance(layer, JaxEmbed):
+            layer.addition = lookup = LookupAddition(*sizes, *_sizes(layer), rows, dtype)
+            return lookup
+        layer.addition = addition = LowRankAddition(*sizes, *_sizes(layer), rows, dtype)
+        return addition
 
     @property
     def arrays(self) -> list[jax.Array]:

@@ -58,8 +58,8 @@ class Reference:
         self._model, self._torch = model, torch
         # Of a model that holds a causal language model beside its tower for images, the language model is run: the
         # outer class of Llama 4 needs an image in transformers 5.24.
-        inner = getattr(model, "language_model", None)
-        self._language_model = inner if hasattr(inner, "lm_head") else model
+        inner: Any = getattr(model, "language_model", None)
+        self._language_model: Any = inner if hasattr(inner, "lm_head") else model
         self._generation_config = transformers.GenerationConfig
         is_small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_PARAMETERS
         # With threads, synchronizing on the products of a model this small takes many times longer than computing them.
