@@ -36,9 +36,10 @@ class Recorder:
         self.states = defaultdict(lambda: defaultdict(set))
         forward, state = self.engine.runner._forward, self.engine.runner.executor.state
 
-        def recording(output, shape):
-            forward(output, shape)
+        def recording(output, shape, **options):
+            result = forward(output, shape, **options)
             self.record(output, np.asarray(state.hidden), np.asarray(state.rows))
+            return result
 
         self.engine.runner._forward = recording
 

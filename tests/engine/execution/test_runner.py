@@ -140,7 +140,9 @@ def test_a_greedy_decode_is_one_program_and_samples_what_two_do(start_llm, monke
     with start_llm() as llm:
         forward, shapes = llm.engine.runner._forward, []
         monkeypatch.setattr(
-            llm.engine.runner, "_forward", lambda *args: shapes.append(args[1].num_tokens) or forward(*args)
+            llm.engine.runner,
+            "_forward",
+            lambda *args, **options: shapes.append(args[1].num_tokens) or forward(*args, **options),
         )
         [one] = llm.generate([prompt], SamplingParams(**params))
         assert 1 not in shapes
