@@ -52,7 +52,9 @@ class IdlePrograms:
             num_state_slots=None,
             bytes_per_slot=0,
         )
-        context = SimpleNamespace(ranks=SimpleNamespace(num_ranks=num_ranks), variants=None)
+        # Without layers.
+        model = SimpleNamespace(model=None)
+        context = SimpleNamespace(ranks=SimpleNamespace(num_ranks=num_ranks), variants=None, model=model)
         stage = SimpleNamespace(is_native=False, context=context)
         self.executor = SimpleNamespace(plan=plan, num_stages=1, stages=[stage])
         self.last_wait = None

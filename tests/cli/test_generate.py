@@ -95,6 +95,7 @@ def test_options_become_engine_arguments(invoke):
         "kv_cache_memory": "1GiB",
         "kv_cache_dtype": "int8",
         "enable_prefix_caching": False,
+        "enable_return_routed_experts": False,
         "hf_overrides": {"a": 1},
         "revision": "v1",
         "load_format": "dummy",
