@@ -12,7 +12,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels import native
@@ -164,7 +163,10 @@ def _attention_through_scratch(
     options: _Options,
     sinks: jax.Array | None,
 ) -> jax.Array:
-    """Attention within each sequence by the paged kernel; its derivative is that of the definition without rounding."""
+    """Attention within each sequence by the paged kernel; its derivative is that of the definition.
+
+    Rounding keys and values to the type of the cache changes no derivative.
+    """
     described = dataclasses.replace(metadata, block_tables=None, state_slots=None, scratch=None)
 
     def paged(
@@ -189,7 +191,7 @@ def _attention_through_scratch(
     def definition(
         q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, metadata: AttentionMetadata
     ) -> jax.Array:
-        k, v = (each.astype(scratch.dtype).astype(each.dtype) if _is_float(scratch.dtype) else each for each in (k, v))
+        k, v = (each.astype(scratch.dtype).astype(each.dtype) for each in (k, v))
         return _whole_sequence_attention(q, k, v, metadata, options, sinks)
 
     return native.transformable(paged, definition)(q, k, v, sinks, described)
@@ -203,10 +205,6 @@ def _consecutive_blocks(metadata: AttentionMetadata, block_size: int) -> tuple[j
     num_blocks = -(-num_tokens // block_size) + num_requests
     tables = first[:, None] + jnp.arange(-(-num_tokens // block_size), dtype=jnp.int32)
     return jnp.minimum(tables, num_blocks - 1).astype(jnp.int32), num_blocks
-
-
-def _is_float(dtype: DTypeLike) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating)
 
 
 def _dense_attention(

@@ -23,7 +23,7 @@ class ScratchCache:
 
     Attributes:
       block_size: Tokens of a block.
-      dtype: What keys and values are rounded to.
+      dtype: What keys and values are rounded to; a float type.
     """
 
     block_size: int

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,35 +24,6 @@ from jaxis.layers.weight_loader import default_weight_loader
 
 SCORE_FUNCTIONS = ("softmax", "sigmoid", "sparsemixer")
 GROUP_SCORES = ("max", "top2_sum")
-
-_record: ContextVar[list[jax.Array] | None] = ContextVar("record_of_choices", default=None)
-
-
-@contextmanager
-def choices_recorded() -> Iterator[list[jax.Array]]:
-    """Collects the expert_ids [T, k] of each router that is called in the block, in the order of the calls.
-
-    Inside a function that is traced by itself, they are values of that trace, which has to return them: see
-    `record_choices`.
-    """
-    record: list[jax.Array] = []
-    token = _record.set(record)
-    try:
-        yield record
-    finally:
-        _record.reset(token)
-
-
-def choices_are_recorded() -> bool:
-    """Whether `choices_recorded` is active."""
-    return _record.get() is not None
-
-
-def record_choices(expert_ids: Iterable[jax.Array]) -> None:
-    """Adds routers' choices, [T, k] each, to those that are collected, if they are."""
-    record = _record.get()
-    if record is not None:
-        record.extend(expert_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,15 +97,17 @@ class Routing:
             raise ConfigError(f"groups of {group_size} expert have no best two")
 
 
-_observer: ContextVar[Callable[[Routing, jax.Array], None] | None] = ContextVar("observer", default=None)
+Observer = Callable[[Routing, jax.Array, jax.Array], None]
+"""Gets a router's settings, its logits, float32 [T, X], and the experts that it chose, i32 [T, k]."""
+_observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
 @contextmanager
-def routers_observed_by(observe: Callable[[Routing, jax.Array], None]) -> Iterator[None]:
-    """Routers that are called in the block show what they choose by.
+def routers_observed_by(observe: Observer) -> Iterator[None]:
+    """Routers that are called in the block show what they choose, and by what.
 
-    Args:
-      observe: Gets a router's settings, and its logits, float32 [T, X].
+    Inside a function that is traced by itself, they show values of that trace, which has to return what is made of
+    them.
     """
     token = _observer.set(observe)
     try:
@@ -158,10 +132,15 @@ def choose_experts(
     logits = logits.astype(jnp.float32)
     if routing.logit_soft_cap is not None:
         logits = routing.logit_soft_cap * in_whole_vectors(jnp.tanh, logits / routing.logit_soft_cap)
+    choose = _sparsemixer if routing.score_function == "sparsemixer" else functools.partial(_best, selection_bias)
+    expert_ids, expert_weights = choose(routing, logits)
     if (observe := _observer.get()) is not None:
-        observe(routing, logits)
-    if routing.score_function == "sparsemixer":
-        return _sparsemixer(routing, logits)
+        observe(routing, logits, expert_ids)
+    return expert_ids, expert_weights
+
+
+def _best(selection_bias: jax.Array | None, routing: Routing, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The experts with the highest scores; see `choose_experts`."""
     scores = softmax(logits) if routing.score_function == "softmax" else in_whole_vectors(jax.nn.sigmoid, logits)
     if selection_bias is not None:
         choice = scores + selection_bias
@@ -266,6 +245,4 @@ class JaxRouter(JaxLinear):
         if self.bias is not None:
             logits = logits + self.bias[...]
         bias = self.e_score_correction_bias
-        expert_ids, expert_weights = choose_experts(self.routing, logits, None if bias is None else bias[...])
-        record_choices([expert_ids])
-        return expert_ids, expert_weights
+        return choose_experts(self.routing, logits, None if bias is None else bias[...])

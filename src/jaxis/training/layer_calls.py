@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.layers.decoder_layer import LayerOutput
-from jaxis.layers.routing import Routing, routers_observed_by
+from jaxis.layers.routing import Observer, Routing, routers_observed_by
 from jaxis.models.common.decoder import run_layer
 from jaxis.training.sharding import GATHERED, has_shards, whole
 
@@ -78,8 +77,8 @@ def _call(recompute: bool, observes: bool, graph: nnx.GraphDef, state: nnx.State
     return run(state, *arguments)
 
 
-def _adding_to(sums: list[RouterSums], is_token: jax.Array) -> Callable[[Routing, jax.Array], None]:
-    def observe(routing: Routing, logits: jax.Array) -> None:
+def _adding_to(sums: list[RouterSums], is_token: jax.Array) -> Observer:
+    def observe(routing: Routing, logits: jax.Array, _expert_ids: jax.Array) -> None:
         probabilities = jax.nn.softmax(logits, axis=-1)
         _, best = jax.lax.top_k(probabilities, routing.num_experts_per_token)
         counts = jnp.where(is_token, 1.0, 0.0)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jaxis.training.base_model import BaseModel
 from jaxis.training.batch_source import BatchSource, GivenBatches
 from jaxis.training.config import DPO as DPO_TYPE
 from jaxis.training.config import GRPO as GRPO_TYPE
+from jaxis.training.config import SFT as SFT_TYPE
 from jaxis.training.config import TrainConfig, TrainingParams
 from jaxis.training.data import load_split
 from jaxis.training.examples import Example
@@ -50,15 +51,16 @@ def load_data(config: TrainConfig, base: BaseModel) -> TrainingData:
 
 def make_objective(params: TrainingParams) -> Objective:
     """What a run minimizes."""
-    return _OBJECTIVES.get(params.trainer_type, lambda _: CrossEntropy())(params)
+    return _OBJECTIVES[params.trainer_type](params)
 
 
 def _dpo(params: TrainingParams) -> DPO:
-    names: dict[str, Any] = {}
-    for name in ("beta", "label_smoothing", "loss_type"):
-        if name in params.trainer_kwargs:
-            names[name] = params.trainer_kwargs[name]
-    return DPO(**names)
+    names = {field.name for field in dataclasses.fields(DPO)}
+    return DPO(**{name: value for name, value in params.trainer_kwargs.items() if name in names})
 
 
-_OBJECTIVES: dict[str, Callable[[TrainingParams], Objective]] = {DPO_TYPE: _dpo, GRPO_TYPE: grpo_of}
+_OBJECTIVES: dict[str, Callable[[TrainingParams], Objective]] = {
+    SFT_TYPE: lambda _: CrossEntropy(),
+    DPO_TYPE: _dpo,
+    GRPO_TYPE: grpo_of,
+}

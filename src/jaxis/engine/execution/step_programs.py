@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.engine.execution.device_state import DeviceState
+from jaxis.engine.execution.expert_choices import expert_choices
 from jaxis.engine.execution.model_arrays import GenerativeModel
 from jaxis.engine.execution.program_context import ProgramContext, jit, shardings_of
 from jaxis.engine.execution.program_key import Compiled, RunsOn
@@ -22,7 +23,6 @@ from jaxis.engine.execution.step_inputs import StepShape, unpack_step
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.routing import choices_recorded
 from jaxis.models.common.interfaces import JaxIntermediateTensors
 from jaxis.sampling_params import MAX_LOGPROBS
 
@@ -80,7 +80,7 @@ class ForwardKey:
             handed_on = _handed_on(context, given)
             experts = None
             if self.returns_experts:
-                with choices_recorded() as choices:
+                with expert_choices() as choices:
                     caches, hidden, aux = model(caches, step.input_ids, step.attention_metadata, **handed_on)
                 experts = jnp.stack(choices, axis=1).astype(jnp.uint16)
             else:

@@ -28,7 +28,6 @@ from jaxis.layers.kv_cache_spec import HandsOnSelection, HasCache, HasState, Sha
 from jaxis.layers.leaves import embedding, lm_head, rms_norm
 from jaxis.layers.module import JaxModule, calls_are_observed, named_modules
 from jaxis.layers.norm import Norm
-from jaxis.layers.routing import choices_are_recorded, choices_recorded, record_choices
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.uncached import UncachedKeysAndValues
@@ -252,24 +251,6 @@ _run_layer_as_call = jax.jit(run_layer, static_argnums=0)
 _run_layer_inline = jax.jit(run_layer, static_argnums=0, inline=True)
 
 
-def _run_layer_with_choices(*operands: Any) -> tuple[LayerOutput, list[jax.Array]]:
-    """As `run_layer`, with the experts that the layer's routers choose."""
-    with choices_recorded() as expert_ids:
-        output = run_layer(*operands)
-    return output, expert_ids
-
-
-_run_layer_with_choices_as_call = jax.jit(_run_layer_with_choices, static_argnums=0)
-_run_layer_with_choices_inline = jax.jit(_run_layer_with_choices, static_argnums=0, inline=True)
-
-
-def _run_layer_recording(run: Callable[..., tuple[LayerOutput, list[jax.Array]]], *operands: Any) -> LayerOutput:
-    """Runs a layer, and records the experts that its routers choose."""
-    output, expert_ids = run(*operands)
-    record_choices(expert_ids)
-    return output
-
-
 _runner: ContextVar[Callable[..., LayerOutput] | None] = ContextVar("runner", default=None)
 
 
@@ -288,17 +269,18 @@ def layers_run_by(run: Callable[..., LayerOutput]) -> Iterator[None]:
 
 
 def _layer_runner() -> Callable[..., LayerOutput]:
-    """`run_layer` as a function of the program, which equal layers call; or, among data ranks, as a part of it.
-
-    In a region that is manual over some axes only, XLA for TPUs cannot divide a function that is called twice.
-    """
     if (run := _runner.get()) is not None:
         return run
-    is_partly_manual = 0 < len(automatic_axes()) < len(MESH_AXES)
-    if choices_are_recorded():
-        run = _run_layer_with_choices_inline if is_partly_manual else _run_layer_with_choices_as_call
-        return functools.partial(_run_layer_recording, run)
-    return _run_layer_inline if is_partly_manual else _run_layer_as_call
+    return _run_layer_inline if layers_are_inlined() else _run_layer_as_call
+
+
+def layers_are_inlined() -> bool:
+    """Whether layers are parts of the program, rather than functions of it, which equal layers call.
+
+    So it is among data ranks: in a region that is manual over some axes only, XLA for TPUs cannot divide a function
+    that is called twice.
+    """
+    return 0 < len(automatic_axes()) < len(MESH_AXES)
 
 
 class CausalLM(JaxModule, LoadableWithIterator):

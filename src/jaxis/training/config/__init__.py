@@ -4,7 +4,7 @@ from jaxis.training.config.data import FINAL_TURN, FIRST_EXHAUSTED, DatasetParam
 from jaxis.training.config.grpo import CORRECT, ERROR, GrpoParams
 from jaxis.training.config.peft import PeftParams
 from jaxis.training.config.run import ROUTER_KEYS, TrainConfig
-from jaxis.training.config.training import DPO, ENGINE, GRPO, OPTIMIZERS, PLAIN, TrainingParams
+from jaxis.training.config.training import DPO, ENGINE, GRPO, OPTIMIZERS, PLAIN, SFT, TrainingParams
 
 __all__ = [
     "CORRECT",
@@ -17,6 +17,7 @@ __all__ = [
     "OPTIMIZERS",
     "PLAIN",
     "ROUTER_KEYS",
+    "SFT",
     "DatasetParams",
     "GrpoParams",
     "PeftParams",

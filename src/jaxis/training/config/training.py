@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from jaxis.errors import ConfigError
-from jaxis.training.config.grpo import GrpoParams
+from jaxis.training.config.grpo import CORRECT, ERROR, GrpoParams
 from jaxis.training.config.section import TORCH_ONLY, ConfigSection
 
 SFT, DPO, GRPO = "TRL_SFT", "TRL_DPO", "TRL_GRPO"
@@ -289,6 +289,11 @@ class TrainingParams(ConfigSection):
     def max_completion_length(self) -> int:
         """Most tokens of an answer that `metrics_function` scores."""
         return self.trainer_kwargs.get("max_completion_length", 128)
+
+    @property
+    def on_mismatch(self) -> str:
+        """What `grpo.on_mismatch` says, or means if it says nothing."""
+        return self.grpo.on_mismatch or (ERROR if self.forward_pass == ENGINE else CORRECT)
 
     @property
     def compute_dtype(self) -> str | None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.training.batches import TrainingBatch
-from jaxis.training.config import CORRECT, ENGINE, ERROR, TrainingParams
+from jaxis.training.config import CORRECT, TrainingParams
 from jaxis.training.functional_model import Values
 from jaxis.training.objectives import Forward, Losses
 
@@ -35,8 +35,7 @@ class RolloutBatch(TrainingBatch):
 
 def grpo_of(params: TrainingParams) -> GRPO:
     """The loss that a run asks for."""
-    default = ERROR if params.forward_pass == ENGINE else CORRECT
-    return GRPO(corrects=(params.grpo.on_mismatch or default) == CORRECT)
+    return GRPO(corrects=params.on_mismatch == CORRECT)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jaxis.sampling_params import SamplingParams
 from jaxis.training.base_model import BaseModel
 from jaxis.training.batch_source import Moment
 from jaxis.training.batches import Batches, BatchShape, TrainingBatch
-from jaxis.training.config import ENGINE, ERROR, TrainConfig
+from jaxis.training.config import ERROR, TrainConfig
 from jaxis.training.examples import Example
 from jaxis.training.grpo.objective import MISMATCH, RolloutBatch
 from jaxis.training.grpo.rewards import Rewards, advantages
@@ -62,7 +62,7 @@ class Rollouts:
         self._max_tokens = self._prompts.longest + grpo.max_completion_length
         self._base = base
         self._engine: LiveEngine | None = None
-        self._fails = (grpo.on_mismatch or (ERROR if training.forward_pass == ENGINE else None)) == ERROR
+        self._fails = training.on_mismatch == ERROR
 
     @property
     def steps_per_epoch(self) -> int:
