@@ -127,8 +127,8 @@ int64_t panel_bytes(const WeightFormat& format);
 
 inline int64_t num_panels(int64_t n) { return (n + kPanelRows - 1) / kPanelRows; }
 
-// out[i] = x weight[i]^T + addend[i], for matrices of one format. With an activation: out[0] = activation(x weight[0]^T
-// + addend[0]) * (x weight[1]^T + addend[1]), element by element.
+// out[i] = y[i] = (x weight[i]^T + addend[i]) * factor[i], element by element, for matrices of one format. With an
+// activation: out[0] = activation(y[0]) * y[1].
 struct Matmul {
   const float* x;  // [rows, k]
   int64_t rows;
@@ -139,6 +139,7 @@ struct Matmul {
   const uint8_t* weight[kMaxMatrices];
   int64_t n[kMaxMatrices];
   const float* addend[kMaxMatrices];  // [rows, n]; null: nothing is added
+  const float* factor[kMaxMatrices];  // [rows, n]; null: 1
   float* out[kMaxMatrices];           // [rows, n]
 };
 

@@ -37,6 +37,14 @@ void add_to_tile(const float* addend, int64_t num_rows, int64_t n, int64_t panel
   }
 }
 
+// Multiplies a tile of the products with one panel by factors [num_rows, n].
+void scale_tile(const float* factor, int64_t num_rows, int64_t n, int64_t panel, float* tile) {
+  const int64_t first = panel * kPanelRows, size = min_of(kPanelRows, n - first);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    for (int64_t i = 0; i < size; ++i) tile[r * kPanelRows + i] *= factor[r * n + first + i];
+  }
+}
+
 }  // namespace
 
 void matmul(const Matmul& a, const Pool& pool) {
@@ -67,15 +75,17 @@ void matmul(const Matmul& a, const Pool& pool) {
         const int64_t first_row = first * rows.block_rows;
         const int64_t num_rows = min_of(last * rows.block_rows, a.rows) - first_row;
         float* tile = static_cast<float*>(scratch(Scratch::kTile, num_rows * kPanelRows * 4 * (gated ? 2 : 1)));
-        const auto add = [&](int i, float* to) {
-          if (a.addend[i] != nullptr) add_to_tile(a.addend[i] + first_row * a.n[i], num_rows, a.n[i], panel, to);
+        const auto change = [&](int i, float* to) {
+          const int64_t skipped = first_row * a.n[i];
+          if (a.addend[i] != nullptr) add_to_tile(a.addend[i] + skipped, num_rows, a.n[i], panel, to);
+          if (a.factor[i] != nullptr) scale_tile(a.factor[i] + skipped, num_rows, a.n[i], panel, to);
         };
         multiply_panel(rows, a.format, a.weight[matrix] + panel * bytes, first, last, tile);
-        add(matrix, tile);
+        change(matrix, tile);
         if (gated) {
           float* up = tile + num_rows * kPanelRows;
           multiply_panel(rows, a.format, a.weight[1] + panel * bytes, first, last, up);
-          add(1, up);
+          change(1, up);
           for (int64_t i = 0; i < num_rows * kPanelRows; i += kLanes) {
             store(tile + i, apply_activation(a.activation, load(tile + i)) * load(up + i));
           }

@@ -7,15 +7,17 @@
 namespace jaxis {
 namespace {
 
-// Operands: x [..., k], then one packed matrix for each entry of `n`, then one addend [..., n] for each, or none.
+// Operands: x [..., k], then one packed matrix for each entry of `n`, then one addend [..., n] for each, or none, then
+// one factor [..., n] for each, or none.
 // Results: one for each matrix, or one in all with an activation.
 ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
                       ffi::Span<const int64_t> format, bool quantize_activations, int32_t activation,
                       ffi::Span<const int64_t> n) {
   return run_kernel("matmul", threads, [&](const Pool& pool) {
     require(n.size() >= 1 && n.size() <= kMaxMatrices, "one to four matrices are multiplied at once");
-    const bool has_addends = operands.size() == 2 * n.size() + 1;
-    require(has_addends || operands.size() == n.size() + 1, "there is not one operand for x and one for each matrix");
+    const size_t per_matrix = (operands.size() - 1) / n.size();
+    require(operands.size() == per_matrix * n.size() + 1 && per_matrix >= 1 && per_matrix <= 3,
+            "there is not one operand for x and one for each matrix");
     const auto x = operands.get<F32>(0);
     require(x.has_value(), "x is not float32");
     const int64_t k = last_dimension("x", *x);
@@ -40,11 +42,14 @@ ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi:
       require_packed("weight", *weight, 1, n[i], a.format);
       a.weight[i] = weight->typed_data();
       a.n[i] = n[i];
-      if (!has_addends) continue;
-      const auto addend = operands.get<F32>(n.size() + 1 + i);
-      require(addend.has_value(), "an addend is not float32");
-      require(static_cast<int64_t>(addend->element_count()) == a.rows * n[i], "an addend has not x's rows");
-      a.addend[i] = addend->typed_data();
+      const auto changes = [&](size_t kind) {
+        const auto change = operands.get<F32>(kind * n.size() + 1 + i);
+        require(change.has_value(), "an addend or factor is not float32");
+        require(static_cast<int64_t>(change->element_count()) == a.rows * n[i], "an addend or factor has not x's rows");
+        return change->typed_data();
+      };
+      if (per_matrix > 1) a.addend[i] = changes(1);
+      if (per_matrix > 2) a.factor[i] = changes(2);
     }
     for (size_t i = 0; i < results.size(); ++i) {
       auto out = results.get<F32>(i);

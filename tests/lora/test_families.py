@@ -49,14 +49,16 @@ class Trial:
       refused: The ends of their names, and those of layers that PEFT cannot change.
     """
 
-    def __init__(self, family: Family, folder: Path) -> None:
-        self.family, self.folder = family, folder
+    def __init__(self, family: Family, folder: Path, **config: Any) -> None:
+        self.family, self.folder, self._config = family, folder, config
         self.refused = list(_WITHOUT.get(family.config_class, ()))
         self.model: Any = None
 
     def save(self) -> Path:
         """Saves the next adapter."""
-        config = peft.LoraConfig(target_modules="all-linear", exclude_modules=list(self.refused), r=4, lora_alpha=8)
+        config = peft.LoraConfig(
+            target_modules="all-linear", exclude_modules=list(self.refused), r=4, lora_alpha=8, **self._config
+        )
         # Of experts, PEFT would make parameters that it changes as well.
         with mock.patch(_CONVERT):
             self.model = peft.get_peft_model(copy.deepcopy(reference_model(self.family)), config).eval()
@@ -129,6 +131,15 @@ def test_adapters_compute_what_pefts_do_or_are_refused_by_name(name, tmp_path):
     assert max(errors) < 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_adapters_with_magnitudes_compute_what_pefts_do_or_are_refused_by_name(name, tmp_path):
+    trial = Trial(ROWS[name], tmp_path, use_dora=True)
+    error = by_request(trial)
+    print(f"\n| {name}, DoRA | {error:.1e} | {', '.join(trial.refused)} |")
+    assert error < 2e-5
+
+
 @pytest.mark.parametrize("name", quick_rows(ROWS, ["Gemma 3"]))
 def test_adapters_of_embeddings_compute_what_pefts_do(name, tmp_path):
     family = ROWS[name]
@@ -162,7 +173,7 @@ LATENT = [
 def test_latent_attentions_adapters_compute_what_pefts_do_in_any_batch(name, tmp_path):
     family, requests, references = ROWS[name], [None], []
     for i, end in enumerate(("kv_b_proj", "kv_b_proj|o_proj")):
-        config = peft.LoraConfig(target_modules=rf".*\.({end})", r=4 + i, lora_alpha=8)
+        config = peft.LoraConfig(target_modules=rf".*\.({end})", r=4 + i, lora_alpha=8, use_dora=i > 0)
         adapted = peft.get_peft_model(copy.deepcopy(reference_model(family)), config).eval()
         randomize(adapted, seed=i)
         adapted.save_pretrained(tmp_path / str(i))

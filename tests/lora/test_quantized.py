@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -62,13 +63,19 @@ def errors(llm, model, adapter):
 def test_adapters_compute_what_pefts_do_with_the_dequantized_weights(name, qtype, tmp_path):
     rules = [{"module_path": ".*", "weight_qtype": qtype}]
     base = dequantized(ROWS[name], rules)
-    adapted = peft.get_peft_model(base, peft.LoraConfig(target_modules="all-linear", r=4, lora_alpha=8)).eval()
-    randomize(adapted)
+    config = peft.LoraConfig(target_modules="all-linear", r=4, lora_alpha=8)
+    adapted = peft.get_peft_model(base, config).eval()
+    adapted.add_adapter("dora", dataclasses.replace(config, use_dora=True))
+    for adapter in ("dora", "default"):
+        adapted.set_adapter(adapter)
+        randomize(adapted)
     adapted.save_pretrained(tmp_path)
     sizes = {"dtype": "float32", "kv_cache_memory": "8MiB", "max_model_len": 64, "show_progress": False}
     config = {"quantization": {"qwix": {"rules": rules}}}
     with LLM(checkpoint_folder(ROWS[name]), enable_lora=True, additional_config=config, **sizes) as llm:
         assert max(errors(llm, adapted, LoRARequest("a", 1, tmp_path))) < 1e-5
+        adapted.set_adapter("dora")
+        assert max(errors(llm, adapted, LoRARequest("b", 2, tmp_path / "dora"))) < 1e-5
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ KINDS = [
     {"target_modules": ["q_proj", "v_proj"], "r": 8},
     {"use_rslora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"down_proj": 3}},
     {"target_modules": r".*layers\.1\.mlp\.(gate|down)_proj", "r": 16},
+    {"use_dora": True, "use_rslora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"down_proj": 3}},
 ]
 
 
@@ -171,7 +172,6 @@ def test_requests_that_cannot_have_their_adapter_say_why(base, llm, adapters, tm
         llm.generate([PROMPTS[0]], GREEDY, lora_request=adapters[:2])
     for config, named in (
         ({"r": 32}, "has rank 32, more than max_lora_rank=16"),
-        ({"use_dora": True}, "with use_dora"),
         ({"target_modules": ["embed_tokens"]}, "embed_tokens', for which requests have no room"),
         ({"modules_to_save": ["norm"]}, "which is the same for all requests"),
     ):
@@ -183,7 +183,11 @@ def test_requests_that_cannot_have_their_adapter_say_why(base, llm, adapters, tm
 
 
 def test_embeddings_are_those_of_peft_and_the_same_in_any_batch(base, tmp_path):
-    kinds = [{"target_modules": ["embed_tokens"]}, {"target_modules": ["q_proj", "embed_tokens"], "r": 16}, {"r": 8}]
+    kinds = [
+        {"target_modules": ["embed_tokens"]},
+        {"target_modules": ["q_proj", "embed_tokens"], "use_dora": True},
+        {"r": 8},
+    ]
     adapters = [LoRARequest(f"a{i}", 1, save_adapter(base, tmp_path / f"a{i}", seed=i, **kinds[i])) for i in range(3)]
     chosen, prompts = [None, *adapters], [PROMPTS[0]] * 4
     sizes = {"max_model_len": 64, "max_num_seqs": 8, "kv_cache_memory": "8MiB", "enable_lora": True}
@@ -283,7 +287,7 @@ def test_grammars_samples_and_guesses_of_adapters_give_in_a_batch_what_each_give
 def test_beside_a_model_in_bfloat16_places_take_half_and_answers_are_close(base, llm, adapters):
     sizes = {"max_loras": 16, "max_model_len": 128, "max_num_seqs": 32, "kv_cache_memory": "64MiB"}
     with LLM(str(base), dtype="bfloat16", enable_lora=True, **sizes) as low:
-        assert 2 * low._built.variants.bytes_per_place == llm._built.variants.bytes_per_place
+        assert low._built.variants.bytes_per_place < 0.6 * llm._built.variants.bytes_per_place
         chosen = [None, *adapters[:3]]
         alone = [low.generate([PROMPTS[0]], GREEDY, lora_request=each)[0] for each in chosen]
         low.engine.reset_prefix_cache()

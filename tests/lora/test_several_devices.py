@@ -51,7 +51,10 @@ def test_answers_are_those_of_one_device(name, num_devices, tmp_path):
     if is_latent:
         attention = ["q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
     kinds = [attention, ["o_proj"], attention[:1] if not is_packed else ["down_proj"], ["embed_tokens", "o_proj"]]
-    folders = [str(save_adapter(base, tmp_path / f"{i}", seed=i, target_modules=kind)) for i, kind in enumerate(kinds)]
+    folders = [
+        str(save_adapter(base, tmp_path / f"{i}", seed=i, target_modules=kind, use_dora=kind == ["o_proj"]))
+        for i, kind in enumerate(kinds)
+    ]
     script = (
         "import json, sys; from tests.lora.test_several_devices import answers\n"
         "print(json.dumps(answers(sys.argv[1], sys.argv[3:], int(sys.argv[2]))))"

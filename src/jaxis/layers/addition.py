@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,11 @@ class StepRows(JaxModule):
 
     Attributes:
       slots: i32 [T], from 0, which means none, to S; or [1], of all rows of any step.
+      are_scaled: Whether some of these slots have factors other than 1.
     """
 
     def __init__(self) -> None:
+        self.are_scaled = False
         self.slots = nnx.Variable(jnp.zeros(1, jnp.int32))
 
     def of(self, num_rows: int) -> jax.Array:
@@ -31,7 +33,7 @@ class StepRows(JaxModule):
 
 
 class LowRankAddition(JaxModule):
-    """Adds `b.T @ (a @ x)` to a layer's product, with the matrices of the row's slot.
+    """Adds `b.T @ (a @ x)` to a layer's product, with the matrices of the row's slot, and scales the outputs.
 
     Args:
       num_slots: S.
@@ -47,6 +49,7 @@ class LowRankAddition(JaxModule):
     ) -> None:
         self.a = nnx.Variable(jnp.zeros((num_slots, rank, input_size), dtype))
         self.b = nnx.Variable(jnp.zeros((num_slots, rank, output_size), dtype))
+        self.factors = nnx.Variable(jnp.ones((num_slots, output_size), jnp.float32))
         self.ranks = nnx.Variable(jnp.zeros(num_slots, jnp.int32))
         self.rows = rows
 
@@ -61,7 +64,7 @@ class LowRankAddition(JaxModule):
 
 
 class LookupAddition(JaxModule):
-    """Adds `b.T @ a[id]` to an embedding that is looked up, with the matrices of the row's slot.
+    """Adds `b.T @ a[id]` to an embedding that is looked up, with the matrices of the row's slot, and scales features.
 
     Args:
       num_slots: S.
@@ -77,14 +80,16 @@ class LookupAddition(JaxModule):
     ) -> None:
         self.a = nnx.Variable(jnp.zeros((num_slots, num_embeddings, rank), dtype))
         self.b = nnx.Variable(jnp.zeros((num_slots, rank, features), dtype))
+        self.factors = nnx.Variable(jnp.ones((num_slots, features), jnp.float32))
         self.ranks = nnx.Variable(jnp.zeros(num_slots, jnp.int32))
         self.rows = rows
 
-    def __call__(self, input_ids: jax.Array) -> jax.Array:
-        """input_ids [T] -> float32 [T, E]."""
+    def change(self, embeddings: jax.Array, input_ids: jax.Array) -> jax.Array:
+        """embeddings [T, E] of input_ids [T] -> float32 [T, E]."""
         slots, a, b = self.rows.of(len(input_ids)), self.a.get_value(), self.b.get_value()
         u = a[jnp.maximum(slots - 1, 0), input_ids]
-        return _combined(u, slots, b, self.ranks.get_value())
+        changed = embeddings.astype(jnp.float32) + _combined(u, slots, b, self.ranks.get_value())
+        return changed * factors_of(slots, self.factors) if self.rows.are_scaled else changed
 
     def entries(self, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
         """See `LowRankAddition.entries`, with a [r, V] and b [r, E]."""
@@ -93,6 +98,8 @@ class LookupAddition(JaxModule):
 
 class HeadwiseAddition(JaxModule):
     """Adds `b.T @ a` to the matrix [H * (N + V), L] that maps a latent to the keys and values of H heads.
+
+    Then scales its rows.
 
     Args:
       num_slots: S.
@@ -119,8 +126,22 @@ class HeadwiseAddition(JaxModule):
         self.a = nnx.Variable(jnp.zeros((num_slots, rank, latent_dim), dtype))
         self.keys = nnx.Variable(jnp.zeros((num_slots, num_heads, rank, key_dim), dtype))
         self.values = nnx.Variable(jnp.zeros((num_slots, num_heads, rank, value_dim), dtype))
+        self.factors = nnx.Variable(jnp.ones((num_slots, num_heads, key_dim + value_dim), jnp.float32))
         self.ranks = nnx.Variable(jnp.zeros(num_slots, jnp.int32))
         self.rows = rows
+
+    def scaled_queries(self, queries: jax.Array) -> jax.Array:
+        """queries [T, H, N] -> the same, scaled as the rows of the keys' matrices are."""
+        if not self.rows.are_scaled:
+            return queries
+        factors = factors_of(self.rows.slots.get_value(), self.factors)[..., : self.key_dim]
+        return (queries.astype(jnp.float32) * factors).astype(queries.dtype)
+
+    def scaled_values(self, values: jax.Array) -> jax.Array:
+        """values float32 [T, H, V] -> the same, scaled as the rows of the values' matrices are."""
+        if not self.rows.are_scaled:
+            return values
+        return values * factors_of(self.rows.slots.get_value(), self.factors)[..., self.key_dim :]
 
     def of_queries(self, queries: jax.Array) -> jax.Array:
         """queries [T, H, N] -> float32 [T, H, L], their products with the change of each head's keys."""
@@ -188,18 +209,45 @@ def _identities(matrices: jax.Array) -> jax.Array:
     return jnp.broadcast_to(jnp.eye(rank, dtype=matrices.dtype), (num_slots, rank, rank))
 
 
+def factors_of(slots: jax.Array, table: nnx.Variable) -> jax.Array:
+    """The factors [T, ...] of rows with these slots [T], in a table [S, ...]; 1 of rows without a slot."""
+    factors = table.get_value()[jnp.maximum(slots - 1, 0)]
+    return jnp.where((slots == 0).reshape(-1, *[1] * (factors.ndim - 1)), 1.0, factors)
+
+
 class _Adds(Protocol):
     output_size: int
     addition: LowRankAddition | None
 
 
-def addends_of(x: jax.Array, layers: Sequence[_Adds]) -> list[jax.Array] | None:
-    """What is added to the product of each layer with x [T, in], float32 [T, out]; None: nothing to any of them."""
+class ProductChanges(NamedTuple):
+    """What becomes of layers' products with x [T, in]: `(y + addend) * factor`; nothing, if both are empty.
+
+    Attributes:
+      addends: Of each layer, float32 [T, out]; or of none.
+      factors: Of each layer, float32 [T, out]; or of none: 1.
+    """
+
+    addends: Sequence[jax.Array] = ()
+    factors: Sequence[jax.Array] = ()
+
+
+def changes_of(x: jax.Array, layers: Sequence[_Adds]) -> ProductChanges:
+    """What becomes of the product of each layer with x [T, in]."""
     found = [layer.addition for layer in layers if layer.addition is not None]
     if not found:
-        return None
-    products = iter(low_rank(x, found[0].rows.of(len(x)), [each.stack for each in found]))
-    return [
-        jnp.zeros((len(x), layer.output_size), jnp.float32) if layer.addition is None else next(products)
-        for layer in layers
+        return ProductChanges()
+    rows = found[0].rows
+    slots, shapes = rows.of(len(x)), [(len(x), layer.output_size) for layer in layers]
+    products = iter(low_rank(x, slots, [each.stack for each in found]))
+    addends = [
+        jnp.zeros(shape, jnp.float32) if layer.addition is None else next(products)
+        for shape, layer in zip(shapes, layers, strict=True)
     ]
+    if not rows.are_scaled:
+        return ProductChanges(addends)
+    factors = [
+        jnp.ones(shape, jnp.float32) if layer.addition is None else factors_of(slots, layer.addition.factors)
+        for shape, layer in zip(shapes, layers, strict=True)
+    ]
+    return ProductChanges(addends, factors)

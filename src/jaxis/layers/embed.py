@@ -68,7 +68,7 @@ class JaxEmbed(JaxModule):
         """input_ids [T] -> [T, E]."""
         rows = lookup(input_ids, self.weight.get_value(), self.dtype, axes=self.kernel_axes)
         if self.addition is not None:
-            rows = (rows.astype(jnp.float32) + self.addition(input_ids)).astype(self.dtype)
+            rows = self.addition.change(rows, input_ids).astype(self.dtype)
         return scaled(rows, self.scale)
 
     def decode(self, hidden_states: jax.Array) -> jax.Array:

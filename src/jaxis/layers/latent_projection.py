@@ -76,6 +76,8 @@ class LatentUpProjection(JaxLinear):
 
     def absorb_into_queries(self, queries: jax.Array) -> jax.Array:
         """queries [T, H, N] -> [T, H, L], whose products with latents equal those of queries with the latents' keys."""
+        if self.head_addition is not None:
+            queries = self.head_addition.scaled_queries(queries)
         if self.key_weight is not None:
             absorbed = head_matmul(queries, self.key_weight.get_value())
         else:
@@ -92,7 +94,19 @@ class LatentUpProjection(JaxLinear):
             values = head_matmul(latents, self._of_heads()[:, self.key_dim :])
         if self.head_addition is None:
             return values
-        return (values.astype(jnp.float32) + self.head_addition.of_latents(latents)).astype(values.dtype)
+        changed = values.astype(jnp.float32) + self.head_addition.of_latents(latents)
+        return self.head_addition.scaled_values(changed).astype(values.dtype)
+
+    def dequantized(self) -> jax.Array:
+        """The weight, float32 [H * (N + V), L]."""
+        if self.key_weight is None or self.value_weight is None:
+            return self.weight[...].astype(jnp.float32)
+        # Multiplying by the identity yields the weight itself.
+        keys, values = (
+            head_matmul(jnp.eye(size)[:, None].repeat(self.num_heads, axis=1), weight.get_value())
+            for size, weight in ((self.key_dim, self.key_weight), (self.input_size, self.value_weight))
+        )
+        return jnp.concatenate([keys.swapaxes(0, 1), values.transpose(1, 2, 0)], axis=1).reshape(-1, self.input_size)
 
     def after_loading(self) -> None:
         """Dequantizes the weight, or packs it head by head."""

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from jaxis.config.quantization import ApplyingQuantMethod, QuantizationConfig
 from jaxis.kernels.weights import fused_matmul, matmul
-from jaxis.layers.addition import LowRankAddition, addends_of
+from jaxis.layers.addition import LowRankAddition, changes_of
 from jaxis.layers.module import Initializer, JaxModule, calls_are_observed, make_parameter
 from jaxis.layers.weight_format import WeightSlot
 from jaxis.layers.weight_loader import default_weight_loader
@@ -86,20 +86,20 @@ class JaxLinear(JaxModule):
         return matmul(x, self.weight.get_value(), preferred_element_type=preferred_element_type, axes=self.kernel_axes)
 
     def _changed_product(self, x: jax.Array, preferred_element_type: DTypeLike | None) -> jax.Array:
-        addends = addends_of(x, [self])
-        assert addends is not None
+        changes = changes_of(x, [self])
         weight, dtype = self.weight.get_value(), preferred_element_type or x.dtype
-        if dtype == x.dtype and (fused := fused_matmul(x, [weight], addends)) is not None:
+        if dtype == x.dtype and (fused := fused_matmul(x, [weight], *changes)) is not None:
             return fused[0]
         y = matmul(x, weight, preferred_element_type=jnp.float32, axes=self.kernel_axes)
-        return (y + addends[0]).astype(dtype)
+        y = y + changes.addends[0]
+        return (y * changes.factors[0] if changes.factors else y).astype(dtype)
 
 
 def apply_together(x: jax.Array, *layers: JaxLinear) -> list[jax.Array]:
     """The output of each layer for x [..., in], computed in one kernel if there is one for their weights."""
     results = None
     if can_be_fused(*layers):
-        results = fused_matmul(x, [layer.weight.get_value() for layer in layers], addends_of(x, layers) or ())
+        results = fused_matmul(x, [layer.weight.get_value() for layer in layers], *changes_of(x, layers))
     if results is None:
         return [layer(x) for layer in layers]
     biased = zip(layers, results, strict=True)

@@ -14,7 +14,7 @@ from jaxis.kernels.activations import gelu_tanh, relu_squared
 from jaxis.kernels.gates import gated
 from jaxis.kernels.materialize import materialize
 from jaxis.kernels.weights import GatedUnit, gated_matmul
-from jaxis.layers.addition import addends_of
+from jaxis.layers.addition import changes_of
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.leaves import linear
 from jaxis.layers.linear import apply_together, can_be_fused
@@ -140,8 +140,8 @@ class GatedMLP(JaxModule):
         gate, up = self.gate_proj, self.up_proj
         if gate.bias is not None or up.bias is not None or not can_be_fused(gate, up):
             return None
-        addends = addends_of(x, [gate, up]) or ()
-        return gated_matmul(x, gate.weight.get_value(), up.weight.get_value(), self.activation, addends)
+        weights = gate.weight.get_value(), up.weight.get_value()
+        return gated_matmul(x, *weights, self.activation, *changes_of(x, [gate, up]))
 
 
 class UngatedMLP(JaxModule):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import jax
@@ -16,6 +17,7 @@ from jax.typing import DTypeLike
 from jaxis.config.quantization import ApplyingQuantMethod
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.errors import ConfigError
+from jaxis.kernels.weights import as_weight
 from jaxis.layers.addition import HeadwiseAddition, LookupAddition, LowRankAddition, StepRows
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.embed import JaxEmbed
@@ -32,6 +34,22 @@ ALL_LINEAR = "all-linear"
 _Layer = JaxLinear | JaxEmbed
 _Addition = LowRankAddition | LookupAddition | HeadwiseAddition
 _MOST_HEADER_BYTES = 64 << 20
+_SCALES = "scales"
+"""The part of a model that adapters change whose outputs have factors; see `Variants.parts_of`."""
+_ELEMENTS_AT_ONCE = 1 << 24
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """A change as a layer computes it.
+
+    Attributes:
+      change: The matrices.
+      factors: float32 [out], by which the outputs are multiplied before the bias is added (DoRA); None: they are not.
+    """
+
+    change: LowRankChange
+    factors: np.ndarray | None = None
 
 
 class AdaptedModel:
@@ -67,6 +85,7 @@ class AdaptedModel:
         rows, dtype = StepRows(), table_type(base.hidden_states.dtype)
         self.bytes_per_place = _place_bytes(self._layers.values(), dtype, max_rank)
         self._additions = {name: self._add(layer, rows, dtype) for name, layer in self._layers.items()}
+        self._with_factors: set[int] = set()  # places
         setattr(model, _ROWS, rows)
         self._split = ModelArrays(model, base.hidden_states, has_head=False)
         self._index = {name: i for i, name in enumerate(self._split.bytes_by_name())}
@@ -98,13 +117,15 @@ class AdaptedModel:
         tables = sum(math.prod(_sizes(layer)) for layer in self._embeddings.values())
         return 4 * (self.bytes_per_place + tables) + _MOST_HEADER_BYTES
 
-    def merge(self, arrays: list[jax.Array], places: jax.Array) -> GenerativeModel:
+    def merge(self, arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
         """See `Variants`."""
         model = self._split.merge(arrays)
-        cast(StepRows, getattr(model, _ROWS)).slots.set_value(places)
+        rows = cast(StepRows, getattr(model, _ROWS))
+        rows.slots.set_value(places)
+        rows.are_scaled = _SCALES in parts
         return model
 
-    def changes_of(self, adapter: Adapter) -> dict[str, LowRankChange]:
+    def changes_of(self, adapter: Adapter) -> dict[str, LayerChange]:
         """The changes of an adapter by the names that modules have here; independent of its file.
 
         Raises:
@@ -123,7 +144,7 @@ class AdaptedModel:
                 f"{adapter.path} changes {min(adapter.experts)!r}, experts, which cannot be changed for some requests "
                 "only: merge it while loading (--adapter FOLDER --merge)"
             )
-        changes: dict[str, LowRankChange] = {}
+        changes: dict[str, LayerChange] = {}
         for theirs, change in adapter.changes.items():
             name = self._names.name_here(theirs)
             layer = self._layers.get(name)
@@ -132,10 +153,8 @@ class AdaptedModel:
                     f"{adapter.path} changes {theirs!r}, for which requests have no room: name it among "
                     "lora_target_modules"
                 )
-            if layer is None or change.is_embedding != isinstance(layer, JaxEmbed) or change.magnitude is not None:
+            if layer is None or change.is_embedding != isinstance(layer, JaxEmbed):
                 what = "which is not a layer that can be changed for some requests only"
-                if change.magnitude is not None:
-                    what = "with use_dora, which cannot be for some requests only"
                 if name in self._moved:
                     what = "of which several devices have the outputs in another order"
                 raise ConfigError(
@@ -152,7 +171,8 @@ class AdaptedModel:
                     f"{adapter.path}: {theirs!r} has rank {change.rank}, more than max_lora_rank={self.max_rank}"
                 )
             # Copies: the file may be replaced while requests use what it held.
-            changes[name] = dataclasses.replace(change, a=np.array(change.a), b=np.array(change.b))
+            copied = dataclasses.replace(change, a=np.array(change.a), b=np.array(change.b), magnitude=None)
+            changes[name] = LayerChange(copied, None if change.magnitude is None else _factors(change, layer))
         return changes
 
     def _is_base_of_change(self, adapter: Adapter, name: str, tensor: np.ndarray) -> bool:
@@ -161,20 +181,54 @@ class AdaptedModel:
         change, layer = adapter.changes.get(module), self._embeddings.get(self._names.name_here(module))
         return change is not None and change.is_embedding and layer is not None and tensor.shape == _sizes(layer)
 
-    def put(self, changes: Mapping[str, LowRankChange], place: int) -> None:
+    def put(self, changes: Mapping[str, LayerChange], place: int) -> None:
         """Puts an adapter's matrices into a place, from 0 on; steps that were dispatched before do not see them."""
         arrays = self._split.arrays
+        had_factors, has_factors = place in self._with_factors, bool(parts_of(changes))
+        self._with_factors ^= {place} if had_factors != has_factors else set()
         for name, layer in self._layers.items():
-            change, kind = changes.get(name), "head_addition" if isinstance(layer, LatentUpProjection) else "addition"
+            given, kind = changes.get(name), "head_addition" if isinstance(layer, LatentUpProjection) else "addition"
             # What is not changed has rank 0, and its matrices stay what they were.
-            entries = {} if change is None else self._additions[name].entries(*_padded(change, self.max_rank))
-            entries["ranks"] = np.asarray(0 if change is None else change.rank, np.int32)
+            entries = {} if given is None else self._additions[name].entries(*_padded(given.change, self.max_rank))
+            entries["ranks"] = np.asarray(0 if given is None else given.change.rank, np.int32)
+            if had_factors or has_factors:
+                factors = None if given is None else given.factors
+                entries["factors"] = np.ones(_sizes(layer)[1], np.float32) if factors is None else factors
             for table, entry in entries.items():
                 index = self._index[f"{name}.{kind}.{table}.value"]
-                arrays[index] = _write(arrays[index], entry, place)
+                arrays[index] = _write(arrays[index], entry.reshape(arrays[index].shape[1:]), place)
 
 
 _ROWS = "step_rows"
+
+
+def parts_of(changes: Mapping[str, LayerChange]) -> frozenset[str]:
+    """See `Variants`."""
+    return frozenset({_SCALES} if any(each.factors is not None for each in changes.values()) else ())
+
+
+def _factors(change: LowRankChange, layer: _Layer) -> np.ndarray:
+    """DoRA's (arXiv:2402.09353): each output's magnitude by the norm of its changed weights, float32 [out]."""
+    assert change.magnitude is not None
+    a, scaled_b = change.a.astype(np.float32), np.float32(change.scale) * change.b.astype(np.float32)
+    squares = np.zeros(change.output_size, np.float64)
+    for ids, rows in _rows_of(layer):
+        if change.is_embedding:
+            squares += np.square(rows + (scaled_b @ a[:, ids]).T).sum(0, dtype=np.float64)
+        else:
+            squares[ids] = np.square(rows + scaled_b[ids] @ a).sum(1, dtype=np.float64)
+    return (change.magnitude.astype(np.float64) / np.sqrt(squares)).astype(np.float32)
+
+
+def _rows_of(layer: _Layer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The rows of a layer's weight as it is served: their numbers, and float32 [n, in], some at a time."""
+    if isinstance(layer, LatentUpProjection):
+        yield np.arange(layer.output_size), np.asarray(layer.dequantized())
+        return
+    weight, size = as_weight(layer.weight.get_value()), max(1, _ELEMENTS_AT_ONCE // layer.input_size)
+    for first in range(0, layer.output_size, size):
+        ids = np.arange(first, min(first + size, layer.output_size), dtype=np.int32)
+        yield ids, np.asarray(weight.lookup(jnp.asarray(ids), jnp.float32))
 
 
 def place_bytes(model: JaxModule, dtype: DTypeLike, max_rank: int, targets: Sequence[str] = (ALL_LINEAR,)) -> int:
@@ -183,8 +237,10 @@ def place_bytes(model: JaxModule, dtype: DTypeLike, max_rank: int, targets: Sequ
 
 
 def _place_bytes(layers: Iterable[_Layer], table_type: DTypeLike, max_rank: int) -> int:
+    layers = list(layers)
     elements = max_rank * sum(sum(_sizes(layer)) for layer in layers)
-    return elements * jnp.dtype(table_type).itemsize
+    factors = sum(_sizes(layer)[1] for layer in layers)
+    return elements * jnp.dtype(table_type).itemsize + factors * jnp.dtype(jnp.float32).itemsize
 
 
 def _sizes(layer: _Layer) -> tuple[int, int]:

@@ -13,8 +13,8 @@ import jax
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.errors import CheckpointError, ConfigError, RequestError
-from jaxis.lora.adapted_model import ALL_LINEAR, AdaptedModel
-from jaxis.lora.adapter import LowRankChange, digest_of, read_adapter
+from jaxis.lora.adapted_model import ALL_LINEAR, AdaptedModel, LayerChange, parts_of
+from jaxis.lora.adapter import digest_of, read_adapter
 from jaxis.lora.root import find_adapter
 
 
@@ -25,10 +25,12 @@ class LoadedAdapter:
     Attributes:
       digest: SHA-256 of its files.
       changes: By the names of the model's modules.
+      parts: See `Variants.parts_of`.
     """
 
     digest: bytes
-    changes: Mapping[str, LowRankChange]
+    changes: Mapping[str, LayerChange]
+    parts: frozenset[str]
 
 
 class AdapterStore:
@@ -94,7 +96,7 @@ class AdapterStore:
         changes = self._model.changes_of(adapter)
         if digest_of(folder) != adapter.digest:
             raise CheckpointError(f"{folder} changed while it was read: try again")
-        return LoadedAdapter(adapter.digest, changes)
+        return LoadedAdapter(adapter.digest, changes, parts_of(changes))
 
     def add(self, read: LoadedAdapter, *, keep: bool = False) -> bytes:
         """See `Variants`."""
@@ -128,9 +130,13 @@ class AdapterStore:
         """See `Variants`."""
         return self._model.arrays
 
-    def merge(self, arrays: list[jax.Array], places: jax.Array) -> GenerativeModel:
+    def merge(self, arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
         """See `Variants`."""
-        return self._model.merge(arrays, places)
+        return self._model.merge(arrays, places, parts)
+
+    def parts_of(self, variant: bytes) -> frozenset[str]:
+        """See `Variants`."""
+        return self._known[variant].parts
 
     def check(self, variant: bytes) -> None:
         """See `Variants`."""

@@ -53,11 +53,11 @@ class ProgramContext:
         """The arrays that the model's program of a step of this shape takes."""
         return self.model.arrays if not shape.has_variants or self.variants is None else self.variants.arrays
 
-    def merge(self, arrays: list[jax.Array], step: StepInputs) -> GenerativeModel:
+    def merge(self, arrays: list[jax.Array], shape: StepShape, step: StepInputs) -> GenerativeModel:
         """The model of a step, inside its program, rebuilt from `arrays_of`."""
-        if step.places is None or self.variants is None:
+        if shape.variant_parts is None or step.places is None or self.variants is None:
             return self.model.merge(arrays)
-        return self.variants.merge(arrays, step.places)
+        return self.variants.merge(arrays, step.places, shape.variant_parts)
 
     @functools.cached_property
     def ranks(self) -> RankPrograms:

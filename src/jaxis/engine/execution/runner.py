@@ -185,16 +185,16 @@ class Runner:
         """When a step last waited for a program, if one did."""
         return self.programs.last_wait
 
-    def precompile(self, num_tokens: int, *, greedy: bool, has_variants: bool = False) -> None:
+    def precompile(self, num_tokens: int, *, greedy: bool, variant_parts: frozenset[str] | None = None) -> None:
         """Starts compiling, in the background, the programs for a step of this many tokens.
 
         Args:
           num_tokens: One for each sequence.
           greedy: Whether all sequences take the most likely tokens, with nothing else asked for.
-          has_variants: Whether sequences have variants of the model.
+          variant_parts: See `StepShape`.
         """
-        shape = self.step_shape(num_tokens, has_variants=has_variants)
-        if greedy and not has_variants and self._can_be_one_program(num_tokens):
+        shape = self.step_shape(num_tokens, variant_parts=variant_parts)
+        if greedy and variant_parts is None and self._can_be_one_program(num_tokens):
             self.programs.precompile(GreedyStepKey(shape))
             return
         self.programs.precompile(ForwardKey(shape))
@@ -224,13 +224,13 @@ class Runner:
                 programs.precompile(key)
         return all(map(programs.has, keys))
 
-    def step_shape(self, num_tokens: int, num_rows: int = 1, *, has_variants: bool = False) -> StepShape:
+    def step_shape(self, num_tokens: int, num_rows: int = 1, variant_parts: frozenset[str] | None = None) -> StepShape:
         """The smallest compiled shape that holds this many tokens, `num_rows` of them followed by a sampled one."""
-        return self._step_shapes.of(num_tokens, num_rows, has_variants=has_variants)
+        return self._step_shapes.of(num_tokens, num_rows, variant_parts)
 
     def dispatch(self, output: SchedulerOutput, sampling: SamplingStates) -> DispatchedStep:
         """Sends a step's model and sampler to the devices, and returns without waiting for them."""
-        is_plain = self.on_step_logits is None and not _has_variants(output)
+        is_plain = self.on_step_logits is None and self._variant_parts(output) is None
         if is_plain and self._can_be_one_program(output.num_tokens):
             [entry] = output.scheduled
             state = sampling.get(entry.sequence.seq_id)
@@ -261,13 +261,13 @@ class Runner:
           RuntimeError: The previous step samples tokens that this one may need, and its sampler was not dispatched.
         """
         self._check_is_sampled()
-        has_variants = _has_variants(output)
-        shape = self.step_shape(output.num_tokens, output.num_rows, has_variants=has_variants)
+        parts = self._variant_parts(output)
+        shape = self.step_shape(output.num_tokens, output.num_rows, parts)
         if output.num_decodes < len(output.scheduled) and not output.has_drafts:
             # The next step decodes the same number of sequences; with several stages, their share.
             is_greedy = all(entry.sequence.sampling_params.greedy for entry in output.scheduled)
             num_sequences = max(len(rank.scheduled) for rank in output.ranks)
-            self.precompile(-(-num_sequences // self.num_stages), greedy=is_greedy, has_variants=has_variants)
+            self.precompile(-(-num_sequences // self.num_stages), greedy=is_greedy, variant_parts=parts)
         wants_experts = any(map(_wants_experts, output.scheduled))
         packed, expert_ids = self._forward(output, shape, returns_experts=wants_experts)
         self.newest = NewestStep(output, shape, packed)
@@ -376,6 +376,13 @@ class Runner:
         self.connector.step_dispatched(output)
         return packed, returned
 
+    def _variant_parts(self, output: SchedulerOutput) -> frozenset[str] | None:
+        """See `StepShape`."""
+        variants = {entry.sequence.variant for entry in output.scheduled if entry.sequence.variant}
+        if not variants or self.variants is None:
+            return None
+        return frozenset().union(*map(self.variants.parts_of, variants))
+
     def _pack(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
         """The step of all data ranks, one after the other."""
         place_of = None if self.variants is None else self.variants.place_of
@@ -439,10 +446,6 @@ class Runner:
             scored = self.programs.run(key, rows, _chunk(np.asarray(targets[start:], np.int32)), *parameters)
             chunks.append(scored.each(np.asarray))
         return joined_logprobs(chunks, len(targets))
-
-
-def _has_variants(output: SchedulerOutput) -> bool:
-    return any(entry.sequence.variant for entry in output.scheduled)
 
 
 def _has_prompt_logprobs(entry: ScheduledSequence) -> bool:

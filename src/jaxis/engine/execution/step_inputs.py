@@ -57,17 +57,17 @@ class StepShapes:
         self._spans = tuple(spans)
         self._has_states = has_states
         self._compiles_fast = compiles_fast
-        self._shapes: dict[tuple[int, bool, bool], StepShape] = {}
+        self._shapes: dict[tuple[int, bool, frozenset[str] | None], StepShape] = {}
 
-    def of(self, num_tokens: int, num_rows: int = 1, *, has_variants: bool = False) -> StepShape:
+    def of(self, num_tokens: int, num_rows: int = 1, variant_parts: frozenset[str] | None = None) -> StepShape:
         """The smallest shape that holds this many tokens, of which `num_rows` are followed by a sampled one."""
         padded = max(min(self.padded(num_tokens), self._max_num_tokens), num_tokens)
         num_seqs = min(padded, self._max_num_seqs)
         samples_drafts = num_rows > num_seqs
-        key = padded, samples_drafts, has_variants
+        key = padded, samples_drafts, variant_parts
         if key not in self._shapes:
             sizes = padded, num_seqs, self._max_blocks, self._block_size
-            self._shapes[key] = StepShape(*sizes, self._spans, self._has_states, samples_drafts, has_variants)
+            self._shapes[key] = StepShape(*sizes, self._spans, self._has_states, samples_drafts, variant_parts)
         return self._shapes[key]
 
     def padded(self, num_tokens: int) -> int:
@@ -98,7 +98,8 @@ class StepShape:
       has_states: Whether there are layers with a recurrent state.
       samples_drafts: Whether a token may be sampled after every row, as for entries with drafts, not just one for each
         sequence.
-      has_variants: Whether sequences have a variant of the model; see `Variants`.
+      variant_parts: The parts of the model that the variants of sequences change in ways of their own, see
+        `Variants.parts_of`; None: no sequence has a variant.
     """
 
     num_tokens: int
@@ -108,7 +109,12 @@ class StepShape:
     spans: tuple[AttentionSpan, ...]
     has_states: bool = False
     samples_drafts: bool = False
-    has_variants: bool = False
+    variant_parts: frozenset[str] | None = None
+
+    @property
+    def has_variants(self) -> bool:
+        """Whether sequences have a variant of the model."""
+        return self.variant_parts is not None
 
     @property
     def num_rows(self) -> int:

@@ -76,7 +76,7 @@ class ForwardKey:
             # All but the first stage take no tokens, in flight or not.
             last_tokens = given if stage.is_first else jnp.zeros(context.max_num_seqs, jnp.int32)
             step = unpack_step(packed, self.shape, last_tokens)
-            model = context.merge(arrays, step)
+            model = context.merge(arrays, self.shape, step)
             handed_on = _handed_on(context, given)
             experts = None
             if self.returns_experts:

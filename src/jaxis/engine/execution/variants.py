@@ -29,8 +29,18 @@ class Variants(Places, Protocol):
         """The arrays of the model with the changes of the variants that have a place."""
         ...
 
-    def merge(self, arrays: list[jax.Array], places: jax.Array) -> GenerativeModel:
-        """The model rebuilt from `arrays`, in which row t of a step has the variant at places[t], i32 [T]; 0: none."""
+    def merge(self, arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
+        """The model of a step, in which row t has the variant at its place.
+
+        Args:
+          arrays: Those of `arrays`.
+          places: i32 [T]; 0: none.
+          parts: Of all of the step's variants.
+        """
+        ...
+
+    def parts_of(self, variant: bytes) -> frozenset[str]:
+        """What a variant changes beyond what all do: programs of steps without such variants do not compute it."""
         ...
 
     @property

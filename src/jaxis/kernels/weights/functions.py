@@ -143,16 +143,19 @@ def matmul(
 
 
 def fused_matmul(
-    x: jax.Array, weights: Sequence[WeightValue], addends: Sequence[jax.Array] = ()
+    x: jax.Array,
+    weights: Sequence[WeightValue],
+    addends: Sequence[jax.Array] = (),
+    factors: Sequence[jax.Array] = (),
 ) -> list[jax.Array] | None:
     """`matmul` of one x [..., in] with each of the weights, in one kernel; None if no kernel supports them.
 
-    Addends: see `Weight.fused_matmul`.
+    Addends and factors: see `Weight.fused_matmul`.
     """
     first, *others = map(as_weight, weights)
     if any(type(weight) is not type(first) for weight in others):
         return None
-    return first.fused_matmul(x, [first, *others], addends)
+    return first.fused_matmul(x, [first, *others], addends, factors)
 
 
 def gated_matmul(
@@ -161,14 +164,15 @@ def gated_matmul(
     up: WeightValue,
     activation: Callable[[jax.Array], jax.Array],
     addends: Sequence[jax.Array] = (),
+    factors: Sequence[jax.Array] = (),
 ) -> jax.Array | None:
     """`activation(x @ gate.T) * (x @ up.T)` for x [..., in], in one kernel; None if no kernel supports it.
 
-    Addends: see `Weight.gated_matmul`.
+    Addends and factors: see `Weight.gated_matmul`.
     """
     if type(gate) is not type(up) or activation not in KERNEL_NAMES:
         return None
-    return as_weight(gate).gated_matmul(x, up, KERNEL_NAMES[activation], addends)
+    return as_weight(gate).gated_matmul(x, up, KERNEL_NAMES[activation], addends, factors)
 
 
 def head_matmul(x: jax.Array, weight: WeightValue) -> jax.Array:

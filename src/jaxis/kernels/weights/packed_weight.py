@@ -80,20 +80,29 @@ class PackedWeight(Weight):
         return self
 
     def fused_matmul(
-        self, x: jax.Array, weights: Sequence[PackedWeight], addends: Sequence[jax.Array] = ()
+        self,
+        x: jax.Array,
+        weights: Sequence[PackedWeight],
+        addends: Sequence[jax.Array] = (),
+        factors: Sequence[jax.Array] = (),
     ) -> list[jax.Array] | None:
         if len(weights) > MAX_MATRICES or len({weight.format for weight in weights}) != 1:
             return None
-        results = matmul(x.astype(jnp.float32), weights, addends, act_qtype=self.format.act_qtype)
+        results = matmul(x.astype(jnp.float32), weights, addends, factors, act_qtype=self.format.act_qtype)
         return [y.astype(x.dtype) for y in results]
 
     def gated_matmul(
-        self, x: jax.Array, up: PackedWeight, activation: str, addends: Sequence[jax.Array] = ()
+        self,
+        x: jax.Array,
+        up: PackedWeight,
+        activation: str,
+        addends: Sequence[jax.Array] = (),
+        factors: Sequence[jax.Array] = (),
     ) -> jax.Array | None:
         if self.format != up.format or self.shape != up.shape:
             return None
         rows, act_qtype = x.astype(jnp.float32), self.format.act_qtype
-        (y,) = matmul(rows, [self, up], addends, act_qtype=act_qtype, activation=activation)
+        (y,) = matmul(rows, [self, up], addends, factors, act_qtype=act_qtype, activation=activation)
         return y.astype(x.dtype)
 
     def head_matmul(self, x: jax.Array) -> jax.Array:
@@ -239,6 +248,7 @@ def matmul(
     x: jax.Array,
     weights: Sequence[PackedWeight],
     addends: Sequence[jax.Array] = (),
+    factors: Sequence[jax.Array] = (),
     *,
     act_qtype: str | None = None,
     activation: str | None = None,
@@ -249,16 +259,17 @@ def matmul(
       x: float32 [..., in].
       weights: Each of [out, in].
       addends: float32 [..., out], added to each product; none: nothing is.
+      factors: float32 [..., out], by which each sum with an addend is multiplied; none: no sum is.
       act_qtype: "int8" quantizes x dynamically, as in `quantized_matmul`; None does not.
       activation: "silu" or "gelu_tanh": the only result is `activation(x w0^T) * (x w1^T)`,
-        with the addends in the brackets.
+        with the addends and factors in the brackets.
 
     Returns:
       float32 [..., out] for each.
     """
     rows = x.reshape(-1, x.shape[-1])
     product = _product(tuple((weight.out_size, weight.format) for weight in weights), act_qtype is not None, activation)
-    panels, flat = (weight.data for weight in weights), (addend.reshape(len(rows), -1) for addend in addends)
+    panels, flat = (weight.data for weight in weights), (each.reshape(len(rows), -1) for each in (*addends, *factors))
     return [result.reshape(*x.shape[:-1], result.shape[-1]) for result in product(rows, *panels, *flat)]
 
 
@@ -266,7 +277,7 @@ def matmul(
 def _product(
     forms: tuple[tuple[int, PackedFormat], ...], quantizes_input: bool, activation: str | None
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """`matmul` of x [T, in], the panels of as many weights as there are forms, (rows, format), and addends.
+    """`matmul` of x [T, in], the panels of as many weights as there are forms, (rows, format), addends and factors.
 
     Its derivative is that of the products with what the weights stand for: rounding the input changes none.
     """
@@ -288,12 +299,14 @@ def _product(
         )
 
     def definition(rows: jax.Array, *operands: jax.Array) -> tuple[jax.Array, ...]:
-        panels, addends = operands[: len(forms)], operands[len(forms) :]
+        panels, addends, factors = (operands[i * len(forms) :][: len(forms)] for i in range(3))
         products = [
             _in_blocks(rows, PackedWeight(data, size, each)) for data, (size, each) in zip(panels, forms, strict=True)
         ]
         if addends:
             products = [y + addend for y, addend in zip(products, addends, strict=True)]
+        if factors:
+            products = [y * factor for y, factor in zip(products, factors, strict=True)]
         if activation is None:
             return tuple(products)
         gate, up = products

@@ -120,20 +120,31 @@ class Weight(Protocol):
         ...
 
     def fused_matmul(
-        self, x: jax.Array, weights: Sequence[Any], addends: Sequence[jax.Array] = ()
+        self,
+        x: jax.Array,
+        weights: Sequence[Any],
+        addends: Sequence[jax.Array] = (),
+        factors: Sequence[jax.Array] = (),
     ) -> list[jax.Array] | None:
         """`matmul` with each of several weights of this form in one kernel; None if there is none for them.
 
-        Addends, float32 [..., out] for each, are added to the products before these are rounded.
+        Addends, float32 [..., out] for each, are added to the products before these are rounded; then the sums are
+        multiplied by factors, of the same shapes, if there are any.
         """
         return None
 
     def gated_matmul(
-        self, x: jax.Array, up: Any, activation: str, addends: Sequence[jax.Array] = ()
+        self,
+        x: jax.Array,
+        up: Any,
+        activation: str,
+        addends: Sequence[jax.Array] = (),
+        factors: Sequence[jax.Array] = (),
     ) -> jax.Array | None:
         """`activation(x @ self.T) * (x @ up.T)` in one kernel, which knows the activation by this name; else None.
 
-        Addends, float32 [..., out] for both products, are added to these first.
+        Addends, float32 [..., out] for both products, are added to these first; then the sums are multiplied by
+        factors, of the same shapes, if there are any.
         """
         return None
 
