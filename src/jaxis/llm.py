@@ -18,6 +18,7 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_kwargs import EngineKwargs, shows_engine_arguments
+from jaxis.engine.live_weights import Weights
 from jaxis.engine.logits import compute_logits
 from jaxis.engine.opened_model import open_model
 from jaxis.engine.output_processor import Request
@@ -63,6 +64,7 @@ class StreamOutput:
       stop_reason: The stop string or stop token id that ended it; None for end-of-sequence.
       num_prompt_tokens: Tokens of the prompt.
       num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
+      weight_versions: The new tokens'; see `CompletionOutput`.
     """
 
     text: str
@@ -73,6 +75,7 @@ class StreamOutput:
     stop_reason: int | str | None
     num_prompt_tokens: int
     num_cached_tokens: int
+    weight_versions: list[str | int] | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,44 @@ class LLM(PoolingMethods):
         runner: Runner = "auto",
         **arguments: Unpack[EngineKwargs],
     ) -> None:
+        self._open(model, show_progress, needs_chat_template, runner, arguments)
+
+    @classmethod
+    def from_params(
+        cls,
+        model: str | Path | None,
+        params: Weights,
+        tokenizer: Tokenizer | None = None,
+        *,
+        show_progress: bool = True,
+        **arguments: Unpack[EngineKwargs],
+    ) -> LLM:
+        """A model that generates with weights of the caller's.
+
+        Args:
+          model: Folder with the model's config.json and, unless another is given, its tokenizer; or a Hub id; None is
+            the embedded demonstration model.
+          params: The weights; see `update_weights`.
+          tokenizer: None is the folder's.
+          show_progress: See `LLM`.
+          **arguments: See `LLM`.
+
+        Raises: See `LLM` and `update_weights`.
+        """
+        llm = cls.__new__(cls)
+        llm._open(model, show_progress, False, "generate", arguments, params, tokenizer)
+        return llm
+
+    def _open(
+        self,
+        model: str | Path | None,
+        show_progress: bool,
+        needs_chat_template: bool,
+        runner: Runner,
+        arguments: EngineKwargs,
+        params: Weights | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
         check_runner(runner)
         name = None if model is None else str(model)
         translated = translate(name, arguments)
@@ -144,6 +185,8 @@ class LLM(PoolingMethods):
                 opened=opened,
                 quant_method=translated.quant_method,
                 needs_chat_template=needs_chat_template,
+                weights=params,
+                tokenizer=tokenizer,
             )
 
     @property
@@ -379,8 +422,76 @@ class LLM(PoolingMethods):
         if path not in ("whole", "paged"):
             raise RequestError(f"path={path!r} must be 'whole' or 'paged'")
         self._check_open()
+        self._check_runs()
         with interrupt_deferred():
             return compute_logits(self._engine, token_ids, paged=path == "paged")
+
+    def update_weights(self, weights: Weights, version: str | int | None = None) -> None:
+        """Gives the model other weights, which are stored, quantized and packed as its own were.
+
+        The new weights are read whole before they take the old ones' place: after an error, nothing has changed, and
+        meanwhile there has to be memory for both, unless `sleep(2)` has dropped the old ones. Nothing that was cached
+        before is found again. Streams that are open go on with the new weights: their tokens so far are read anew, and
+        each further one is what the new weights make of those.
+
+        Args:
+          weights: A folder of the same model; or arrays by the names of a checkpoint's tensors, in a mapping, nested or
+            not, or as pairs; or a `JaxModule` as the engine itself loads it, whose arrays are not copied.
+          version: Of the tokens that follow, for `CompletionOutput.weight_versions`: a string or a positive integer;
+            None: one more than there were updates.
+
+        Raises:
+          CheckpointError: A tensor is missing, unknown, or of another shape or type.
+          ConfigError: The folder is of another model, or this model's weights cannot be changed.
+          RequestError: A version of another kind.
+        """
+        self._check_open()
+        with interrupt_deferred():
+            self._generator.weights.update(weights, version)
+
+    def pause(self, mode: Literal["keep", "abort"] = "keep") -> None:
+        """Lets no request run until `resume`.
+
+        Args:
+          mode: What becomes of open streams: "keep" lets them go on then, "abort" ends them.
+        """
+        if mode not in ("keep", "abort"):
+            raise RequestError(f"mode={mode!r} must be keep or abort")
+        self._check_open()
+        with interrupt_deferred():
+            if mode == "abort":
+                self._engine.abort_all()
+            self._engine.is_paused = True
+
+    def resume(self) -> None:
+        """Lets requests run again after `pause`."""
+        self._engine.is_paused = False
+
+    def sleep(self, level: int = 1) -> None:
+        """Frees the memory of the KV cache, and of the weights, until `wake_up`. Open streams go on after that.
+
+        Args:
+          level: 1 keeps the weights in the host's memory; 2 drops them.
+
+        Raises:
+          ConfigError: This model cannot sleep.
+        """
+        self._check_open()
+        with interrupt_deferred():
+            self._generator.weights.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Ends `sleep`. Weights that it dropped are read again from their folder, unless others were given meanwhile.
+
+        Args:
+          tags: Of "weights" and "kv_cache"; None is both.
+
+        Raises:
+          EngineError: The dropped weights were given as arrays: give others by `update_weights`.
+        """
+        self._check_open()
+        with interrupt_deferred():
+            self._generator.weights.wake_up(tags)
 
     def close(self) -> None:
         """Gives the memory back; the LLM cannot be used any more."""
@@ -459,6 +570,7 @@ class LLM(PoolingMethods):
                         stop_reason=new.stop_reason,
                         num_prompt_tokens=len(request.prompt_token_ids),
                         num_cached_tokens=delta.num_cached_tokens,
+                        weight_versions=new.weight_versions,
                     )
                 if not delta.outputs:
                     # A spinner would erase text already on the screen.
@@ -468,6 +580,7 @@ class LLM(PoolingMethods):
             self._abort(queued)
 
     def _step(self) -> list[Request]:
+        self._check_runs()
         with interrupt_deferred():
             return self._engine.step()
 
@@ -481,6 +594,7 @@ class LLM(PoolingMethods):
     ) -> None:
         """Queues prompts one by one and appends each request to `queued`; the caller aborts those on an error."""
         self._check_open()
+        self._check_runs()
         if priority is not None:
             _check_priority(priority, prompts)
         self._num_calls += 1
@@ -528,6 +642,12 @@ class LLM(PoolingMethods):
             for request in requests:
                 if not request.finished:
                     self._engine.abort_request(request.request_id)
+
+    def _check_runs(self) -> None:
+        if self._engine.is_paused:
+            raise EngineError("this LLM is paused: call resume first")
+        if self._engine.asleep:
+            raise EngineError("this LLM sleeps: call wake_up first")
 
     def _check_open(self) -> None:
         if self._closed:

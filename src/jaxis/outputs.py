@@ -114,6 +114,10 @@ class ScoringRequestOutput:
     finished: bool = True
 
 
+FIRST_VERSION = 0
+"""Of the weights that an engine begins with."""
+
+
 @dataclass
 class CompletionOutput:
     """One completion of a prompt.
@@ -134,6 +138,8 @@ class CompletionOutput:
       num_accepted_drafts: Of them, those that were right.
       routed_experts: Once finished, if asked for: the experts of each token of prompt and output but the last, which
         the model has not read; uint8 or uint16 [T, layers with experts, k], the best of each layer first.
+      weight_versions: For each token, the version of the weights that it was sampled by, FIRST_VERSION of those that
+        the engine began with; None if the weights have not been updated.
     """
 
     index: int
@@ -149,6 +155,7 @@ class CompletionOutput:
     num_drafts: int = 0
     num_accepted_drafts: int = 0
     routed_experts: np.ndarray | None = None
+    weight_versions: list[str | int] | None = None
 
     @property
     def finished(self) -> bool:

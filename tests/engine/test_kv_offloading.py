@@ -19,7 +19,6 @@ from jaxis import SamplingParams
 from jaxis.engine.execution.step_programs import ForwardKey
 from jaxis.engine.frontend.engine_client import Submission
 from jaxis.engine.frontend.engine_thread import EngineThread
-from jaxis.engine.hosts.group import NO_OTHER_HOSTS
 from jaxis.errors import ConfigError, EngineError
 from jaxis.kernels import native
 from jaxis.prompts import TokenizedPrompt
@@ -240,7 +239,7 @@ class TestDisk:
                         ended.release()
 
             monkeypatch.setattr(small.engine.connector, "fetch", slow_fetch)
-            thread = EngineThread(small.engine, NO_OTHER_HOSTS, deliver, lambda error: pytest.fail(str(error)))
+            thread = EngineThread(small._generator, deliver, lambda error: pytest.fail(str(error)))
             thread.start()
             for name in "ab":
                 thread.add(Submission(name, TokenizedPrompt(None, prompt(0)), GREEDY, final_only=True))

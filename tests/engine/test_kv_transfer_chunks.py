@@ -12,7 +12,6 @@ import pytest
 
 from jaxis.engine.frontend.engine_client import Submission
 from jaxis.engine.frontend.engine_thread import EngineThread
-from jaxis.engine.hosts.group import NO_OTHER_HOSTS
 from jaxis.engine.kv_store.block_layout import BlockArray, StoredBlockLayout
 from jaxis.engine.kv_store.promises import ExpectedBlocks
 from jaxis.prompts import TokenizedPrompt
@@ -259,7 +258,7 @@ class TestFaults:
             if any(output.finished for output in new.outputs):
                 ended.set()
 
-        thread = EngineThread(consumer.engine, NO_OTHER_HOSTS, deliver, lambda error: pytest.fail(str(error)))
+        thread = EngineThread(consumer._generator, deliver, lambda error: pytest.fail(str(error)))
         thread.start()
         params = with_params(ask_early(producer))
         thread.add(Submission("b", TokenizedPrompt(None, LONG), params, final_only=True))

@@ -29,17 +29,21 @@ class FakeEngine:
     eos_token_ids = frozenset()
     num_preemptions = prefix_cache_queries = prefix_cache_hits = 0
     speculation = NoSpeculation()
+    is_paused = False
+    weights_version = 0
 
     def __init__(self):
         self.grammar_compiler = None
         self.connector = KVConnector()
         self.vllm_config = types.SimpleNamespace(
-            model_config=types.SimpleNamespace(model="", hf_config={}),
+            model_config=types.SimpleNamespace(model="", hf_config={}, logprobs_mode="raw_logprobs"),
             scheduler_config=types.SimpleNamespace(max_num_seqs=MAX_NUM_SEQS),
+            parallel_config=types.SimpleNamespace(tensor_parallel_size=1),
         )
         self.runner = types.SimpleNamespace(
             vocab_size=100,
             num_ranks=1,
+            num_stages=1,
             last_compile_wait=None,
             variants=None,
             models=[JaxModule()],
@@ -51,6 +55,13 @@ class FakeEngine:
     @property
     def has_unfinished(self):
         return bool(self.requests)
+
+    @property
+    def has_work(self):
+        return bool(self.requests) and not self.is_paused
+
+    def settle(self):
+        return []
 
     @property
     def scheduler(self):
@@ -106,6 +117,7 @@ def fake_built_engine():
         engine=FakeEngine(),
         default_sampling_params=SamplingParams(),
         fingerprint="",
+        weights=types.SimpleNamespace(fingerprint=""),
         hosts=NO_OTHER_HOSTS,
         variants=None,
     )

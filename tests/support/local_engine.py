@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from jaxis.engine.frontend.engine_change import EngineChange, UpdateWeights
 from jaxis.engine.frontend.engine_client import EngineCallbacks, EngineClient, EngineInfo, EngineStats, Submission
 from jaxis.engine.frontend.engine_thread import EngineThread
 from jaxis.host.threads import run_in_daemon
@@ -34,7 +35,7 @@ class LocalEngine(EngineClient):
         self.info = EngineInfo.of(built)
         self.tokenizer = built.engine.tokenizer
         self.grammar_compiler = built.engine.grammar_compiler
-        self._engine, self._hosts = built.engine, built.hosts
+        self._built = built
 
     def connect(self, loop: asyncio.AbstractEventLoop, callbacks: EngineCallbacks) -> None:
         """Starts the thread; see `EngineClient.connect`."""
@@ -48,7 +49,7 @@ class LocalEngine(EngineClient):
 
             return call
 
-        self._thread = EngineThread(self._engine, self._hosts, in_loop(callbacks.deliver), in_loop(callbacks.fail))
+        self._thread = EngineThread(self._built, in_loop(callbacks.deliver), in_loop(callbacks.fail))
         self._thread.start()
 
     @property
@@ -71,6 +72,13 @@ class LocalEngine(EngineClient):
     def load_variant(self, call_id: int, source: str) -> None:
         """See `EngineClient.load_variant`."""
         run_in_daemon(functools.partial(self._thread.load_variant, call_id, source), "variant")
+
+    def change(self, call_id: int, change: EngineChange) -> None:
+        """See `EngineClient.change`."""
+        if isinstance(change, UpdateWeights):
+            run_in_daemon(functools.partial(self._thread.change, call_id, change), "change")
+        else:
+            self._thread.change(call_id, change)
 
     def unload_variant(self, variant: bytes) -> None:
         """See `EngineClient.unload_variant`."""

@@ -157,6 +157,8 @@ def _check_several(server: ServerOptions, hosts: HostOptions, kv_disk: str | Non
         raise ConfigError("--nnodes is for one model: give one MODEL")
     if kv_disk is not None:
         raise ConfigError("--kv-disk is for one model: give --kv-offloading-size and --kv-offloading-dir")
+    if server.weights_root is not None:
+        raise ConfigError("--weights-root is for one model: give one MODEL")
     if runner != "auto":
         raise ConfigError("--runner is for one model: of several, each does what it was made for")
     for option, value in (("--served-model-name", server.served_model_name), ("--model-alias", server.model_alias)):
@@ -405,6 +407,7 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
         reasoning_parser=server.reasoning_parser,
         tool_strictness=server.tool_strictness,
         reasoning_budget=server.reasoning_budget,
+        weights_root=server.weights_root,
         effort_budgets=server.effort_budgets(),
         restore_thinking=server.restore_thinking,
         response_ttl_seconds=limits.response_ttl * 3600,

@@ -195,6 +195,10 @@ class ServerOptions:
             metavar="request|always",
         ),
     ] = _DEFAULTS.tool_strictness
+    weights_root: Annotated[
+        Path | None,
+        _server("Folder below which admin keys may name other weights for the model.", metavar="DIR"),
+    ] = None
     reasoning_budget: Annotated[
         int | None,
         _server(

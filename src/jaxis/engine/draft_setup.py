@@ -17,7 +17,7 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.settings import make_quant_config
 from jaxis.host.progress import ProgressDisplay
 from jaxis.loading.hub import resolve_model
-from jaxis.loading.open_checkpoint import read_config_values
+from jaxis.loading.open_checkpoint import TensorListing, read_config_values
 from jaxis.models.draft_loader import check_same_vocabulary, load_draft_model, load_eagle3
 from jaxis.quantization.arguments import requested_config
 
@@ -66,5 +66,7 @@ def read_draft_config(
         target,
         model_config=dataclasses.replace(target.model_config, model=str(path), hf_config=hf_config),
         load_config=LoadConfig(),
-        quant_config=make_quant_config(args, path, hf_config, requested_config(args.requested_quantization)),
+        quant_config=make_quant_config(
+            args, TensorListing(path), hf_config, requested_config(args.requested_quantization)
+        ),
     )

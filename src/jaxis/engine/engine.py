@@ -28,13 +28,14 @@ from jaxis.engine.scheduling.data_ranks import add_all
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceStatus
 from jaxis.errors import EngineError, RequestError
-from jaxis.outputs import RequestOutput
+from jaxis.outputs import FIRST_VERSION, RequestOutput
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.engine.execution.token_logprobs import TokenLogprobs
     from jaxis.engine.grammar.matcher import Grammar
+    from jaxis.layers.module import JaxModule
     from jaxis.tokenizer import Tokenizer
 
 NOT_FINITE = (
@@ -55,6 +56,9 @@ class LLMEngine:
       connector: What becomes of blocks beyond the devices; other threads may ask it some things.
       num_preemptions: Times that a sequence lost its blocks to another, since the start.
       speculation: Makes drafts of sequences' next tokens.
+      weights_version: Of the weights; FIRST_VERSION until they are updated.
+      is_paused: Whether requests wait until it is False again.
+      asleep: Of "weights" and "kv_cache", what the devices do not have.
 
     Args:
       vllm_config: The engine's configuration.
@@ -83,6 +87,9 @@ class LLMEngine:
         model_type = vllm_config.model_config.hf_config.get("model_type")
         self._grammars = RequestGrammars(self.grammar_compiler, model_type)
         self.num_preemptions = 0
+        self.weights_version: str | int = FIRST_VERSION
+        self.is_paused = False
+        self.asleep: frozenset[str] = frozenset()
         self.speculation = make_speculation(
             vllm_config.speculative_config,
             self.runner,
@@ -104,6 +111,11 @@ class LLMEngine:
     def has_unfinished(self) -> bool:
         """Whether any request is unfinished."""
         return bool(self._requests)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a step to run."""
+        return self.has_unfinished and not self.is_paused and not self.asleep
 
     @property
     def prefix_cache_queries(self) -> int:
@@ -172,6 +184,8 @@ class LLMEngine:
             reads_prediction=self.speculation.reads_predictions,
         )
         add_all(self.scheduler, [completion.sequence for completion in request.completions])
+        if self.weights_version != FIRST_VERSION:
+            _begin_version(request, self.weights_version)
         self._requests.add(request)
         self.connector.request_added(request.completions[0].sequence)
         if params.prediction:
@@ -192,6 +206,11 @@ class LLMEngine:
         self.connector.request_done(request.completions[0].sequence, answered=False)
         return request.output()
 
+    def abort_all(self) -> None:
+        """Ends all requests."""
+        for request in list(self._requests):
+            self.abort_request(request.request_id)
+
     def step(self) -> list[Request]:
         """Runs one step; returns the requests that got new tokens, including those that ended.
 
@@ -201,8 +220,59 @@ class LLMEngine:
           EngineError: The step failed. Every unfinished request is lost, with its `error` set; the engine accepts new
             requests.
         """
+        return self._take(self._step)
+
+    def settle(self) -> list[Request]:
+        """Takes in the steps in flight, and dispatches none: every token is known then.
+
+        Returns, and raises: See `step`.
+        """
+        return self._take(self._settle)
+
+    def set_models(self, models: abc.Sequence[JaxModule], weights: bytes, version: str | int) -> None:
+        """Gives the engine other weights. Unfinished requests go on with them: what is known of each is computed anew.
+
+        No step may be in flight (see `settle`).
+
+        Args:
+          models: Of each of this host's pipeline stages.
+          weights: Names them, as nothing names others: no block of others will be found.
+          version: Of the tokens that are sampled from now on.
+
+        Raises:
+          ConfigError: They are of other shapes or types; nothing has changed.
+        """
+        self.runner.set_models(models, weights)
+        self.scheduler.recompute_all()
+        self.scheduler.block_manager.set_weights(weights)
+        self.connector.step_done()
+        self.weights_version = version
+        for request in self._requests:
+            _begin_version(request, version)
+
+    def sleep(self, level: int) -> None:
+        """Frees the caches, and moves the weights to the host's memory (level 1) or drops them (2).
+
+        Unfinished requests wait, and are computed anew. No step may be in flight (see `settle`).
+        """
+        self.scheduler.recompute_all()
+        self.reset_prefix_cache()
+        for stage in self.runner.executor.stages:
+            stage.sleep(level)
+        self.asleep = frozenset({"weights", "kv_cache"})
+
+    def wake_up(self, part: str) -> None:
+        """Has the "weights" back from where level 1 put them, unless others were set, or new caches ("kv_cache")."""
+        if part == "kv_cache":
+            self.runner.recover()
+        else:
+            for stage in self.runner.executor.stages:
+                stage.context.model.wake_up()
+        self.asleep -= {part}
+
+    def _take(self, run: abc.Callable[[], list[Request]]) -> list[Request]:
         try:
-            requests = self._step()
+            requests = run()
             self.connector.step_done()
             return requests
         except BaseException as error:
@@ -273,6 +343,12 @@ class LLMEngine:
         elif self._inflight:
             self._run_ahead(self.runner.num_stages)  # before the caller looks at the outputs
         return requests
+
+    def _settle(self) -> list[Request]:
+        touched: dict[str, Request] = {}
+        while self._inflight:
+            touched |= {request.request_id: request for request in self._process(self._inflight.popleft())}
+        return list(touched.values())
 
     def _run_ahead(self, num_steps: int) -> ForwardedStep | None:
         """Dispatches steps, up to so many in flight, as far as they do not depend on tokens that are not known yet.
@@ -371,3 +447,8 @@ class LLMEngine:
             output = self._inflight.popleft().output
             for _ in self.scheduler.update(output, [()] * len(output.scheduled)):
                 pass
+
+
+def _begin_version(request: Request, version: str | int) -> None:
+    for completion in request.completions:
+        completion.begin_version(version)

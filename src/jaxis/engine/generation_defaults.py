@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.sampling_params import SamplingParams
@@ -29,9 +28,9 @@ def eos_token_ids_of(generation: dict[str, Any], hf_config: HFConfig, tokenizer:
     return frozenset(eos if isinstance(eos, list) else [eos])
 
 
-def end_of_turn(args: EngineArgs, tokenizer: Tokenizer | None, progress: ProgressDisplay) -> frozenset[int]:
-    """What ends an answer in the user's chat template; nothing for the checkpoint's own, whose files say it."""
-    if args.chat_template is None or tokenizer is None:
+def end_of_turn(tokenizer: Tokenizer | None, progress: ProgressDisplay) -> frozenset[int]:
+    """What ends an answer in the user's chat template; of the checkpoint's own, its files say it."""
+    if tokenizer is None or not tokenizer.has_chat_template:
         return frozenset()
     if (token_id := turn_end_token_id(tokenizer)) is not None:
         return frozenset({token_id})

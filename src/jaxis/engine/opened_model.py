@@ -22,6 +22,7 @@ from jaxis.engine.settings import make_vllm_config
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
+from jaxis.loading.given_tensors import GivenTensors
 from jaxis.loading.hub import resolve_model
 from jaxis.loading.open_checkpoint import ConfigValues, read_config_values
 from jaxis.models.model_loader import load_model
@@ -67,23 +68,33 @@ class OpenedModel:
                 distributed.meet(mesh)
         return meshes
 
-    def load(self, args: EngineArgs, meshes: Sequence[jax.sharding.Mesh], progress: ProgressDisplay) -> LoadedModel:
+    def load(
+        self,
+        args: EngineArgs,
+        meshes: Sequence[jax.sharding.Mesh],
+        progress: ProgressDisplay,
+        tensors: GivenTensors | None = None,
+    ) -> LoadedModel:
         """Loads the weights, of several hosts' those that this one's devices need.
 
         Args:
           args: The engine's arguments.
           meshes: Of the pipeline stages, also of those of other hosts.
           progress: Shows what is going on.
+          tensors: The weights, of one pipeline stage; None: those of the checkpoint.
 
         Raises:
           ConfigError, CheckpointError, EngineError: See `LLM`.
         """
-        vllm_config = make_vllm_config(args, self.path, self.hf_config, meshes[0].devices.flat[0].platform)
+        platform = meshes[0].devices.flat[0].platform
+        stored = None if tensors is None else tensors.stored
+        vllm_config = make_vllm_config(args, self.path, self.hf_config, platform, stored)
         name, models = str(args.model or "the embedded model"), []
         for stage in own_stages(meshes):
             of_stages = f", stage {stage.index + 1} of {len(meshes)}" if len(meshes) > 1 else ""
             with progress.loading(name + of_stages) as on_progress:
-                models.append(load_model(vllm_config, meshes[stage.index], on_progress, stage=stage))
+                mesh = meshes[stage.index]
+                models.append(load_model(vllm_config, mesh, on_progress, stage=stage, tensors=tensors))
         if (speculative := vllm_config.speculative_config) is not None and speculative.model is not None:
             load_draft(args, speculative, vllm_config, models[0], meshes[0], progress)
         return LoadedModel(vllm_config, meshes, models)

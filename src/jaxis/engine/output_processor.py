@@ -10,7 +10,7 @@ from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.routed_experts import RoutedExperts
 from jaxis.engine.scheduling.sequence import Sequence
 from jaxis.errors import JaxisError
-from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxis.outputs import FIRST_VERSION, CompletionOutput, Logprob, RequestOutput
 from jaxis.sampling_params import RAW_LOGPROBS, SamplingParams
 from jaxis.tokenizer.detokenizer import IncrementalDetokenizer
 
@@ -123,6 +123,7 @@ class CompletionState:
         self._kept_mass: list[float] | None = [] if has_mass else None
         self._experts = RoutedExperts() if request.params.return_routed_experts else None
         self._expert_id_type = expert_id_type
+        self._versions: list[tuple[int, str | int]] = []
         self._stop: str | None = None
         self._detokenizer: IncrementalDetokenizer | None = None
         params = request.params
@@ -176,6 +177,15 @@ class CompletionState:
         if self._experts is not None and self._expert_id_type is not None:
             self._experts.put(start, expert_ids.astype(self._expert_id_type))
 
+    def begin_version(self, version: str | int) -> None:
+        """Tokens that are added from now on were sampled by weights of this version."""
+        self._versions.append((len(self.sequence.output_token_ids), version))
+
+    @property
+    def has_versions(self) -> bool:
+        """Whether the versions of its tokens are told."""
+        return bool(self._versions)
+
     def finish(self, stop: str | None = None) -> None:
         """Ends the completion: releases text that was held back in case a stop string followed."""
         self._stop = stop
@@ -205,7 +215,15 @@ class CompletionState:
             num_drafts=self.sequence.num_drafts,
             num_accepted_drafts=self.sequence.num_accepted_drafts,
             routed_experts=self._routed_experts(),
+            weight_versions=self._versions_since(start) if self._versions else None,
         )
+
+    def _versions_since(self, start: int) -> list[str | int]:
+        """Of the output tokens from `start` on."""
+        versions: list[str | int] = [FIRST_VERSION] * len(self.sequence.output_token_ids)
+        for first, version in self._versions:
+            versions[first:] = [version] * (len(versions) - first)
+        return versions[start:]
 
     def _routed_experts(self) -> np.ndarray | None:
         """See `CompletionOutput`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from jaxis.kernels import native
 from jaxis.loading.open_checkpoint import TensorListing
+from jaxis.loading.safetensors import TensorInfo
 from jaxis.lora.merge import MergedAdapter
 from jaxis.quantization.arguments import requested_config
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
@@ -31,7 +33,13 @@ DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 
 
-def make_vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform: str) -> VllmConfig:
+def make_vllm_config(
+    args: EngineArgs,
+    path: Path,
+    hf_config: HFConfig,
+    platform: str,
+    stored: Mapping[str, TensorInfo] | None = None,
+) -> VllmConfig:
     """The configuration of an engine.
 
     Args:
@@ -39,6 +47,7 @@ def make_vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform
       path: The checkpoint's folder or file.
       hf_config: The checkpoint's config.json.
       platform: Of the devices, such as "cpu".
+      stored: The checkpoint's tensors; None: they are looked for if need be.
 
     Raises:
       ConfigError: The arguments and the checkpoint do not go together.
@@ -70,7 +79,9 @@ def make_vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform
             decode_context_parallel_size=args.decode_context_parallel_size,
         ),
         load_config=LoadConfig(args.load_format, prediction_layer=predicts, tensor_changes=_tensor_changes(args)),
-        quant_config=make_quant_config(args, path, hf_config, quantization),
+        quant_config=make_quant_config(
+            args, TensorListing(path) if stored is None else stored, hf_config, quantization
+        ),
         speculative_config=speculative,
     )
 
@@ -111,11 +122,14 @@ def _checkpoint_dtype(hf_config: HFConfig) -> str:
 
 
 def make_quant_config(
-    args: EngineArgs, path: Path, hf_config: HFConfig, choice: RuleQuantizationConfig | Dequantize | None
+    args: EngineArgs,
+    stored: Mapping[str, TensorInfo],
+    hf_config: HFConfig,
+    choice: RuleQuantizationConfig | Dequantize | None,
 ) -> QuantizationConfig | None:
     """How weights are stored and applied: as the checkpoint says and the user chose; None: as they are."""
     if args.load_format != "dummy":
-        config = quantization_of_checkpoint(hf_config, choice, TensorListing(path))
+        config = quantization_of_checkpoint(hf_config, choice, stored)
     else:  # random weights are not quantized
         config = None if isinstance(choice, Dequantize) else choice
     shares_layers = args.num_devices > args.pipeline_parallel_size

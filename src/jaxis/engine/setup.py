@@ -25,6 +25,7 @@ from jaxis.engine.execution.variants import Variants
 from jaxis.engine.fingerprint import engine_fingerprint
 from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, sampling_defaults
 from jaxis.engine.hosts.group import NO_OTHER_HOSTS, HostGroup
+from jaxis.engine.live_weights import LiveWeights, Weights, read_weights
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, plan_memory
@@ -34,6 +35,7 @@ from jaxis.engine.settings import check_quant_method, make_vllm_config
 from jaxis.errors import ConfigError
 from jaxis.host.extras import check_extra
 from jaxis.host.progress import ProgressDisplay
+from jaxis.layers.module import JaxModule
 from jaxis.loading.gguf.container import headers_read_once
 from jaxis.loading.gguf.shards import gguf_file
 from jaxis.loading.open_checkpoint import ConfigValues, TensorListing, read_generation_defaults
@@ -53,16 +55,21 @@ class BuiltEngine:
     Attributes:
       engine: The engine.
       default_sampling_params: What its checkpoint recommends.
-      fingerprint: See `engine_fingerprint`.
       hosts: The other hosts that run its model.
       variants: Of its model, that requests may have; None: they have none.
+      weights: Its weights, which others can take the place of.
     """
 
     engine: LLMEngine
     default_sampling_params: SamplingParams
-    fingerprint: str
+    weights: LiveWeights
     hosts: HostGroup = NO_OTHER_HOSTS
     variants: Variants | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """See `engine_fingerprint`."""
+        return self.weights.fingerprint
 
 
 @headers_read_once()
@@ -75,6 +82,8 @@ def build_engine(
     needs_chat_template: bool = False,
     shared: MemoryBudget | None = None,
     admit: Callable[[int], None] | None = None,
+    weights: Weights | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> BuiltEngine:
     """Loads the model and allocates the cache; with several hosts, once the others have come.
 
@@ -87,6 +96,8 @@ def build_engine(
       shared: The host's memory where other engines share it; None is all that is free.
       admit: Called with the bytes that a plan says the engine will take (0 without a plan), before its weights are
         read; may wait, and may raise.
+      weights: Those to begin with; None: the checkpoint's.
+      tokenizer: None: the checkpoint's.
 
     Raises:
       ConfigError, CheckpointError, EngineError: See `LLM`.
@@ -100,6 +111,8 @@ def build_engine(
         needs_chat_template=needs_chat_template,
         shared=shared,
         admit=admit,
+        weights=weights,
+        tokenizer=tokenizer,
     )
     if args.nnodes == 1:
         return build(None)
@@ -128,12 +141,15 @@ def _build_engine(
     needs_chat_template: bool,
     shared: MemoryBudget | None,
     admit: Callable[[int], None] | None,
+    weights: Weights | None,
+    tokenizer: Tokenizer | None,
 ) -> BuiltEngine:
     _check_ranks_share(args)
     opened = opened or open_model(args)
     path, hf_config = opened.path, opened.hf_config
     check_quant_method(quant_method, hf_config)
-    tokenizer = read_tokenizer(path, args.chat_template)
+    has_own_template = args.chat_template is not None or tokenizer is not None
+    tokenizer = tokenizer or read_tokenizer(path, args.chat_template)
     if needs_chat_template and (tokenizer is None or not tokenizer.has_chat_template):
         raise ConfigError(_no_chat_template(args.model or "the embedded model", tokenizer))
     generation = read_generation_defaults(path)
@@ -151,8 +167,11 @@ def _build_engine(
     if plan is not None:
         progress.note(plan.line)
         args = plan.apply(args)
-    loaded = opened.load(args, meshes, progress)
-    _note_config(opened.config, hf_config, path, progress)
+    first = None if weights is None else read_weights(weights, args, opened, meshes, progress)
+    loaded = opened.load(args, meshes, progress) if first is None else first.loaded
+    is_read = not isinstance(weights, JaxModule)  # by the caller, otherwise
+    if is_read:
+        _note_config(opened.config, hf_config, path, progress)
     if followers is None:
         executor = loaded.executor(cache_bytes_beside(room, args, loaded))
     else:
@@ -160,16 +179,19 @@ def _build_engine(
     variants = room.fill(executor, progress.note)
     fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
     programs = Programs(executor, progress.compiling)
+    ends = end_of_turn(tokenizer, progress) if has_own_template else frozenset[int]()
     engine = LLMEngine(
         loaded.vllm_config,
         programs,
         tokenizer=tokenizer,
-        eos_token_ids=eos_token_ids_of(generation, hf_config, tokenizer) | end_of_turn(args, tokenizer, progress),
+        eos_token_ids=ends | eos_token_ids_of(generation, hf_config, tokenizer),
         connector=make_connector(args, programs, loaded.vllm_config, path, fingerprint),
     )
+    live = LiveWeights(engine, args, opened, meshes, first, fingerprint)
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
-    engine.runner.precompile(1, greedy=default_sampling_params.greedy)
-    return BuiltEngine(engine, default_sampling_params, fingerprint, followers or NO_OTHER_HOSTS, variants)
+    if is_read:
+        engine.runner.precompile(1, greedy=default_sampling_params.greedy)
+    return BuiltEngine(engine, default_sampling_params, live, followers or NO_OTHER_HOSTS, variants)
 
 
 def _leading_executor(args: EngineArgs, loaded: LoadedModel, followers: Followers) -> Executor:

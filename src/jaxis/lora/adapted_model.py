@@ -57,6 +57,7 @@ class AdaptedModel:
 
     Attributes:
       bytes_per_place: Bytes of one adapter's matrices.
+      generation: How often the weights have changed.
 
     Args:
       base: The model.
@@ -89,6 +90,7 @@ class AdaptedModel:
         setattr(model, _ROWS, rows)
         self._split = ModelArrays(model, base.hidden_states, has_head=False)
         self._index = {name: i for i, name in enumerate(self._split.bytes_by_name())}
+        self.generation = 0
 
     def _add(self, layer: _Layer, rows: StepRows, dtype: DTypeLike) -> _Addition:
         """Gives a layer the tables of its changes."""
@@ -116,6 +118,19 @@ class AdaptedModel:
         """
         tables = sum(math.prod(_sizes(layer)) for layer in self._embeddings.values())
         return 4 * (self.bytes_per_place + tables) + _MOST_HEADER_BYTES
+
+    def rebase(self, base: ModelArrays) -> None:
+        """See `Variants`; changes that were read before have to be `rebased`."""
+        for name, array in base.named_arrays():
+            self._split.arrays[self._index[name]] = array
+        self.generation += 1
+        layers = {name: layer for name, layer in named_modules(base.model) if isinstance(layer, _Layer)}
+        self._layers = {name: layers[name] for name in self._layers}
+        self._embeddings = {name: cast(JaxEmbed, layers[name]) for name in self._embeddings}
+
+    def rebased(self, changes: Mapping[str, LayerChange]) -> dict[str, LayerChange]:
+        """Changes that were read for other weights, for those that there are now: factors depend on them."""
+        return {name: _of_layer(each.change, self._layers[name]) for name, each in changes.items()}
 
     def merge(self, arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
         """See `Variants`."""
@@ -171,8 +186,9 @@ class AdaptedModel:
                     f"{adapter.path}: {theirs!r} has rank {change.rank}, more than max_lora_rank={self.max_rank}"
                 )
             # Copies: the file may be replaced while requests use what it held.
-            copied = dataclasses.replace(change, a=np.array(change.a), b=np.array(change.b), magnitude=None)
-            changes[name] = LayerChange(copied, None if change.magnitude is None else _factors(change, layer))
+            magnitude = None if change.magnitude is None else np.array(change.magnitude)
+            copied = dataclasses.replace(change, a=np.array(change.a), b=np.array(change.b), magnitude=magnitude)
+            changes[name] = _of_layer(copied, layer)
         return changes
 
     def _is_base_of_change(self, adapter: Adapter, name: str, tensor: np.ndarray) -> bool:
@@ -205,6 +221,10 @@ _ROWS = "step_rows"
 def parts_of(changes: Mapping[str, LayerChange]) -> frozenset[str]:
     """See `Variants`."""
     return frozenset({_SCALES} if any(each.factors is not None for each in changes.values()) else ())
+
+
+def _of_layer(change: LowRankChange, layer: _Layer) -> LayerChange:
+    return LayerChange(change, None if change.magnitude is None else _factors(change, layer))
 
 
 def _factors(change: LowRankChange, layer: _Layer) -> np.ndarray:

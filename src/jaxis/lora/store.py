@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
@@ -26,11 +27,13 @@ class LoadedAdapter:
       digest: SHA-256 of its files.
       changes: By the names of the model's modules.
       parts: See `Variants.parts_of`.
+      generation: Of the model's weights that they were read for; see `AdaptedModel`.
     """
 
     digest: bytes
     changes: Mapping[str, LayerChange]
     parts: frozenset[str]
+    generation: int
 
 
 class AdapterStore:
@@ -92,23 +95,29 @@ class AdapterStore:
           CheckpointError, ConfigError: See `find_adapter` and `read_adapter`; or the adapter does not fit the model.
         """
         folder = find_adapter(source, self._root, most_bytes=self._model.most_file_bytes)
-        adapter = read_adapter(folder)
+        adapter, generation = read_adapter(folder), self._model.generation
         changes = self._model.changes_of(adapter)
         if digest_of(folder) != adapter.digest:
             raise CheckpointError(f"{folder} changed while it was read: try again")
-        return LoadedAdapter(adapter.digest, changes, parts_of(changes))
+        return LoadedAdapter(adapter.digest, changes, parts_of(changes), generation)
 
     def add(self, read: LoadedAdapter, *, keep: bool = False) -> bytes:
         """See `Variants`."""
         if read.digest not in self._known:
             if self._max_known is not None and len(self._known) >= self._max_known:
                 self._forget_one()
-            self._known[read.digest] = read
+            self._known[read.digest] = self._current(read)
         self._known.move_to_end(read.digest)
         self._removed.discard(read.digest)
         if keep:
             self._kept.add(read.digest)
         return read.digest
+
+    def _current(self, read: LoadedAdapter) -> LoadedAdapter:
+        """The adapter for the weights that there are now."""
+        if not read.parts or read.generation == self._model.generation:
+            return read
+        return dataclasses.replace(read, changes=self._model.rebased(read.changes), generation=self._model.generation)
 
     def remove(self, variant: bytes) -> None:
         """See `Variants`."""
@@ -142,6 +151,15 @@ class AdapterStore:
         """See `Variants`."""
         if variant not in self._known:
             raise RequestError("the request's adapter is not loaded any more: load it again")
+
+    def rebase(self, base: ModelArrays) -> None:
+        """See `Variants`."""
+        self._model.rebase(base)
+        for digest, adapter in self._known.items():
+            if adapter.parts:
+                self._known[digest] = adapter = self._current(adapter)
+                if digest in self._places:
+                    self._model.put(adapter.changes, self._places[digest])
 
     @property
     def use(self) -> PlaceUse:

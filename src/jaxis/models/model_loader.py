@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ from jaxis.layers.module import (
 )
 from jaxis.layers.partial_weight import missing_tensors
 from jaxis.layers.weight_loader import LoadsWeights, place_array
-from jaxis.loading.open_checkpoint import OpenCheckpoint, open_checkpoint
+from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.models.common.interfaces import DRAFT_PREFIX
 from jaxis.models.common.stage_model import cut_to_stage
 from jaxis.models.registry import model_class_of
@@ -41,6 +42,26 @@ from jaxis.parallel.stages import WHOLE, Stage
 MAX_NAMES_SHOWN = 5
 
 
+class NamedTensors(Protocol):
+    """Tensors by a checkpoint's names. A context manager.
+
+    Attributes:
+      total_bytes: Of all of them; 0 if unknown.
+    """
+
+    total_bytes: int
+
+    def iterate(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields every tensor once."""
+        ...
+
+    def __enter__(self) -> NamedTensors: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+
 def load_model(
     vllm_config: VllmConfig,
     mesh: jax.sharding.Mesh,
@@ -48,6 +69,7 @@ def load_model(
     *,
     model_class: type[Any] | None = None,
     stage: Stage = WHOLE,
+    tensors: NamedTensors | None = None,
 ) -> JaxModule:
     """The checkpoint's model, its weights loaded (or made, with `load_format="dummy"`).
 
@@ -57,6 +79,7 @@ def load_model(
       on_progress: Called with (bytes read, total bytes) as tensors are consumed.
       model_class: None means that of config.json's `architectures`.
       stage: What of the model is loaded.
+      tensors: The weights; None: those of the checkpoint.
 
     Raises:
       ConfigError: An architecture or config key that is not supported, or a model that cannot be divided into stages.
@@ -82,7 +105,7 @@ def load_model(
             with initializers_skipped():
                 model = _construct_abstractly(construct)
             _check_config(vllm_config, model_class)
-            _load(model, vllm_config, on_progress)
+            _load(model, vllm_config, on_progress, tensors)
         # A module may have two names.
         for name, module in {id(module): (name, module) for name, module in named_modules(model)}.values():
             if isinstance(module, HasQuantMethod) and module.quant_method is not None:
@@ -202,15 +225,21 @@ def _check_experts(model: JaxModule, vllm_config: VllmConfig, mesh: jax.sharding
         check_experts(layer.num_experts, mesh.size)
 
 
-def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int, int], None] | None) -> None:
+def _load(
+    model: JaxModule,
+    vllm_config: VllmConfig,
+    on_progress: Callable[[int, int], None] | None,
+    tensors: NamedTensors | None,
+) -> None:
     folder = vllm_config.model_config.model
+    source = folder if tensors is None else "the given weights"
     load_weights = loader_of(model).load_weights
     # In the older model development guide, load_weights(rng) finds the files itself.
     offered: dict[str, Callable[[], Any]] = {"rng": lambda: jax.random.key(vllm_config.model_config.seed)}
     changes, changer = vllm_config.load_config.tensor_changes, None
     if changes is not None:
         changer = changes.begin(checkpoint_names_of(model).name_here)
-    with open_checkpoint(folder) as checkpoint:
+    with tensors or open_checkpoint(folder) as checkpoint:
         weights = _tensors(checkpoint, vllm_config.quant_config, on_progress, changer)
         offered["weights"] = lambda: weights
         arguments = _arguments_named_by(load_weights, offered)
@@ -219,7 +248,7 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
             if "weights" in arguments and (unread := next(weights, None)) is not None:
                 raise CheckpointError(f"tensor {unread[0]!r} was not read by {type(model).__name__}.load_weights")
         except CheckpointError as error:
-            raise CheckpointError(f"{folder}: {error}") from None
+            raise CheckpointError(f"{source}: {error}") from None
     if changer is not None:
         changer.check_all_used()
     missing = unfilled_parameters(model)
@@ -229,12 +258,12 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
         if all(name.startswith(DRAFT_PREFIX) for name in missing):
             hint = "; these are of layers that predict later tokens: give files with them, or draft with method ngram"
         raise CheckpointError(
-            f"{folder}: {len(missing)} of the model's parameters are not in the checkpoint: {shown}{hint}"
+            f"{source}: {len(missing)} of the model's parameters are not in the checkpoint: {shown}{hint}"
         )
 
 
 def _tensors(
-    checkpoint: OpenCheckpoint,
+    checkpoint: NamedTensors,
     quant_config: QuantizationConfig | None,
     on_progress: Callable[[int, int], None] | None,
     changer: TensorChanger | None,

@@ -43,6 +43,7 @@ from jaxis.server.several import routes as several
 from jaxis.server.tokens import routes as tokens
 from jaxis.server.tokens.sglang_generate import SGLANG_ERRORS
 from jaxis.server.tokens.vllm_generate import GENERATE_ERRORS
+from jaxis.server.weights import routes as weights
 from jaxis.version import __version__
 
 # What Anthropic's clients send from a browser.
@@ -185,6 +186,7 @@ def _add_routes(app: FastAPI, config: ServerConfig) -> None:
     app.include_router(tokens.router, dependencies=generates)
     app.include_router(operations.router)
     app.include_router(requests.router)
+    app.include_router(weights.router)
     if config.ollama_api:
         app.include_router(ollama.router)
         app.include_router(pooling.ollama_router)

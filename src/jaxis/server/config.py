@@ -57,6 +57,7 @@ class ServerConfig:
       allowed_hosts: Host names accepted with `only_allowed_hosts`.
       allowed_origins: Origins from which browser scripts may call; "*" is all.
       lora_updates: Load and unload adapters by requests.
+      weights_root: The folder below which requests may name other weights; None: they may not.
       otlp_traces_endpoint: Address of an OpenTelemetry collector that gets a trace of every request; None is none.
     """
 
@@ -93,6 +94,7 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     lora_updates: bool = False
+    weights_root: Path | None = None
     otlp_traces_endpoint: str | None = None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import cast
 
@@ -83,20 +84,23 @@ class OneModel(ServedModels):
     Args:
       engine: Not started yet.
       config: How to serve it.
+
+    Attributes:
+      engine: The engine.
     """
 
     def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
-        self._engine = engine
+        self.engine = engine
         self._config = config
 
     @property
     def failure(self) -> EngineError | None:
         """Why the engine has ended for good."""
-        return self._engine.failure
+        return self.engine.failure
 
     def join(self, parts: ServerParts) -> None:
         """See `ServedModels.join`."""
-        self._context = model_context(parts, self._engine, self._config)
+        self._context = model_context(parts, self.engine, self._config)
         self._entry = ModelEntry(
             names=ModelNames(self._config.served_model_names, self._config.model_aliases, self._context.model.variants),
             state="loaded",
@@ -105,17 +109,23 @@ class OneModel(ServedModels):
             context=self._context,
         )
 
+    def renew_fingerprint(self) -> None:
+        """Answers from now on carry the fingerprint that the engine has now."""
+        model = dataclasses.replace(self._context.model, fingerprint=self.engine.info.fingerprint or None)
+        self._context = dataclasses.replace(self._context, model=model)
+        self._entry = dataclasses.replace(self._entry, context=self._context)
+
     async def start(self) -> None:
         """Starts the engine."""
-        self._engine.start()
+        self.engine.start()
 
     async def drain(self, deadline_seconds: float) -> None:
         """See `AsyncEngine.drain`."""
-        await self._engine.drain(deadline_seconds)
+        await self.engine.drain(deadline_seconds)
 
     async def shutdown(self) -> None:
         """Ends the engine."""
-        await self._engine.shutdown()
+        await self.engine.shutdown()
 
     async def context_of(self, request: Request) -> ServerContext:  # noqa: ARG002 (there is one model)
         """The model."""
@@ -149,9 +159,9 @@ class OneModel(ServedModels):
     @property
     def is_making_progress(self) -> bool:
         """Whether the engine is."""
-        return self._engine.is_making_progress
+        return self.engine.is_making_progress
 
     @property
     def is_accepting(self) -> bool:
         """Whether the engine is."""
-        return self._engine.is_accepting
+        return self.engine.is_accepting

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,16 +14,19 @@ import threading
 import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jaxis import LLM, SamplingParams, StructuredOutputs
 from jaxis.engine.frontend import engine_process, engine_worker, wire
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.engine.frontend.engine_change import UpdateWeights
 from jaxis.engine.frontend.engine_client import EngineClient, EngineOutputs, Submission, TokenDelta
 from jaxis.engine.frontend.engine_process import EngineProcess
 from jaxis.engine.frontend.output_stream import merge_outputs
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar
 from jaxis.engine.grammar.thinking_budget import ThinkingBudget
 from jaxis.engine.memory_budget import MemoryBudget
+from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.errors import CheckpointError, ConfigError, OverloadedError, RequestError, UnavailableError
 from jaxis.host.channel import MessageReader, to_frame
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
@@ -175,6 +179,31 @@ def test_a_dead_process_fails_waiting_requests_and_is_restarted(monkeypatch, cap
     assert [level for level, _ in logged if level != "INFO"] == ["ERROR", "CRITICAL"]
     assert "signal 9" in logged[0][1]
     assert "starting it again (1 of 1)" in logged[0][1]
+
+
+def test_an_engine_that_is_started_again_has_the_weights_it_was_given(tmp_path):
+    other = shutil.copytree(EMBEDDED_MODEL, tmp_path / "other")
+    for path in other.glob("*.safetensors"):
+        save_file({name: x * x.dtype.type(0.75) for name, x in load_file(path).items()}, path, {"format": "pt"})
+
+    async def scenario():
+        async with running() as (engine, process):
+            prompt = TokenizedPrompt(None, engine.tokenizer.encode("Once"))
+            params = SamplingParams(temperature=0, max_tokens=5, logprobs=0)
+            before, first = await collect(engine, prompt, params, "r"), engine.info.fingerprint
+            with pytest.raises(CheckpointError, match="is not a folder"):
+                await engine.change(UpdateWeights(str(tmp_path / "none"), None))
+            await engine.change(UpdateWeights(str(other), None))
+            assert (engine.info.fingerprint != first, engine.weights_version) == (True, 1)
+            expected = await collect(engine, prompt, params, "r")
+            assert expected.outputs[0].logprobs != before.outputs[0].logprobs
+            assert expected.outputs[0].weight_versions == [1] * 5
+            os.kill(process.pid, signal.SIGKILL)
+            await eventually(lambda: not engine.is_accepting)
+            await eventually(lambda: engine.is_accepting)
+            assert (await collect(engine, prompt, params, "r")).outputs == expected.outputs
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.slow

@@ -128,11 +128,24 @@ class DeviceExecutor:
     def set_model(self, model: JaxModule) -> None:
         """Gives the compiled programs other weights, of the same shapes and types, in place of those that there were.
 
-        No request may be running, and what was cached of earlier ones is of the old weights.
+        No step may be in flight, and what was cached of earlier ones is of the old weights.
+
+        Raises:
+          ConfigError: They are of other shapes or types; nothing has changed.
         """
+        old, variants = self.context.model, self.context.variants
         with jax.set_mesh(self.context.mesh):
-            arrays = ModelArrays(model, self.context.model.hidden_states, has_head=self.stage.is_last)
+            arrays = ModelArrays(model, old.hidden_states, has_head=self.stage.is_last)
+            old.check_alike(arrays)
+            if variants is not None:
+                variants.rebase(arrays)
         self.state.context = dataclasses.replace(self.context, model=arrays)
+
+    def sleep(self, level: int) -> None:
+        """Frees the caches and what the last step left; see `ModelArrays.sleep`."""
+        self.state.caches = []
+        self.state.forget_hidden()
+        self.context.model.sleep(level)
 
     def set_variants(self, variants: Variants) -> None:
         """Gives the model variants, before the first program that needs them is compiled."""

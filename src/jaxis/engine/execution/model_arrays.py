@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.experimental.layout import Format, Layout
 from jax.extend.core import Var
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.config import VllmConfig
+from jaxis.errors import ConfigError
 from jaxis.kernels.platform import target_platform
 from jaxis.kernels.weights import Weight, as_weight
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -115,6 +118,7 @@ class ModelArrays:
                 lambda arrays, hidden: self.merge(arrays).compute_logits(hidden), self.arrays, hidden_states
             )
         self.head_arrays = [self.arrays[i] for i in self._head_indices]
+        self._on_host: list[tuple[np.ndarray | jax.Array, Any]] = []
 
     @property
     def model(self) -> JaxModule:
@@ -137,12 +141,58 @@ class ModelArrays:
 
     def bytes_by_name(self) -> dict[str, int]:
         """Bytes of each array, as it is in memory, by its dotted name."""
+        return {name: array.nbytes for name, array in self.named_arrays()}
+
+    def named_arrays(self) -> list[tuple[str, jax.Array]]:
+        """Each array and its dotted name, in the order of `arrays`."""
         arrays, _ = jax.tree.flatten_with_path(jax.tree.unflatten(self._treedef, self.arrays))
-        return {jax.tree_util.keystr(path, simple=True, separator="."): array.nbytes for path, array in arrays}
+        return [(jax.tree_util.keystr(path, simple=True, separator="."), array) for path, array in arrays]
+
+    def check_alike(self, other: ModelArrays) -> None:
+        """Raises a ConfigError if another model's arrays cannot take the place of these in compiled programs."""
+        here, there = self._kinds, other._kinds
+        for name in sorted(here.keys() | there.keys()):
+            if (mine := here.get(name)) != (theirs := there.get(name)):
+                raise ConfigError(
+                    f"the weight {name!r} is {theirs or 'missing'}, and {mine or 'unknown'} in the engine"
+                )
+
+    @functools.cached_property
+    def _kinds(self) -> dict[str, str]:
+        """Type and shape of each array by its name, also of those that were dropped."""
+        return {name: f"{array.dtype} {list(array.shape)}" for name, array in self.named_arrays()}
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether there are no arrays, on the devices or the host."""
+        return not self.arrays and not self._on_host
+
+    def sleep(self, level: int) -> None:
+        """Moves the arrays to the host's memory (level 1), where those of CPU devices are, or drops them (2)."""
+        _ = self._kinds
+        if level == 2:
+            self.release()
+        elif any(device.platform != "cpu" for array in self.arrays[:1] for device in array.devices()):
+            self._to_host()
+
+    def wake_up(self) -> None:
+        """Moves the arrays back to where they were before `sleep`."""
+        if self._on_host:
+            self.arrays = [jax.device_put(array, place) for array, place in self._on_host]
+            self.head_arrays = [self.arrays[i] for i in self._head_indices]
+            self._on_host = []
+
+    def _to_host(self) -> None:
+        moved = [not jnp.issubdtype(array.dtype, jax.dtypes.extended) for array in self.arrays]
+        self._on_host = [
+            (np.asarray(array) if moves else array, cast(Any, array).format)
+            for array, moves in zip(self.arrays, moved, strict=True)
+        ]
+        self.arrays, self.head_arrays = [], []
 
     def release(self) -> None:
         """Drops the arrays."""
-        self.arrays, self.head_arrays = [], []
+        self.arrays, self.head_arrays, self._on_host = [], [], []
 
 
 def bytes_on_devices(arrays: Iterable[jax.Array]) -> int:

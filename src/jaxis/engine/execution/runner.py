@@ -149,6 +149,7 @@ class Runner:
             has_states=self.num_state_slots is not None,
             compiles_fast=self._is_native,
         )
+        self._weights = b""
         self._ranks: list[Scheduler] = []
         self._forget_last_step()
         self._ended_sampling = SequenceSampling(
@@ -327,7 +328,12 @@ class Runner:
         ranks = [
             Scheduler(
                 BlockManager(
-                    self.num_blocks, cache.block_size, cache.enable_prefix_caching, self.num_state_slots, connector
+                    self.num_blocks,
+                    cache.block_size,
+                    cache.enable_prefix_caching,
+                    self.num_state_slots,
+                    connector,
+                    self._weights,
                 ),
                 max_num_seqs=limits.max_num_seqs,
                 max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -343,6 +349,21 @@ class Runner:
             rank.block_manager.prefix_cache_hits = before.block_manager.prefix_cache_hits
         self._ranks = ranks
         return ranks[0] if len(ranks) == 1 else DataRanksScheduler(ranks, shares)
+
+    def set_models(self, models: Sequence[JaxModule], weights: bytes) -> None:
+        """Gives the programs other weights; no step may be in flight.
+
+        Args:
+          models: Of each of this host's pipeline stages.
+          weights: See `BlockManager`.
+
+        Raises:
+          ConfigError: They are of other shapes or types; nothing has changed.
+        """
+        for stage, model in zip(self.executor.stages, models, strict=True):
+            stage.set_model(model)
+        self._weights = weights
+        self._forget_last_step()
 
     def recover(self) -> None:
         """Makes the runner usable after a step that failed or was interrupted midway."""

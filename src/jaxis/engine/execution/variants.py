@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import jax
 
-from jaxis.engine.execution.model_arrays import GenerativeModel
+from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.scheduling.places import Places, PlaceUse
 
 
@@ -41,6 +41,10 @@ class Variants(Places, Protocol):
 
     def parts_of(self, variant: bytes) -> frozenset[str]:
         """What a variant changes beyond what all do: programs of steps without such variants do not compute it."""
+        ...
+
+    def rebase(self, base: ModelArrays) -> None:
+        """Gives the model other weights, of the same shapes and types."""
         ...
 
     @property

@@ -8,27 +8,30 @@ touches the streams, so neither side needs a lock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from jaxis.engine.frontend.engine_change import EngineChange, Pause, Resume, Sleep, UpdateWeights, WakeUp
 from jaxis.engine.frontend.engine_client import (
+    ChangeDone,
     EngineCallbacks,
     EngineClient,
     EngineOutputs,
     EngineStats,
     RequestState,
     Submission,
-    VariantLoad,
     WorkerClient,
 )
 from jaxis.engine.frontend.output_stream import OutputStream, StreamWaker
 from jaxis.errors import DeadlineExceededError, EngineError, OverloadedError, RequestError, UnavailableError
-from jaxis.outputs import RequestOutput
+from jaxis.outputs import FIRST_VERSION, RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 
@@ -218,6 +221,10 @@ class AsyncEngine(ABC):
 class AsyncLLMEngine(AsyncEngine):
     """Generates; see `AsyncEngine`.
 
+    Attributes:
+      is_paused: Whether requests wait until it is resumed.
+      weights_version: Of its weights; FIRST_VERSION until they are updated.
+
     Args:
       engine: The engine.
       max_queued: Most sequences to hold beyond those that can run at once.
@@ -239,7 +246,12 @@ class AsyncLLMEngine(AsyncEngine):
         self._engine_ids: dict[str, str] = {}  # by the requests' own ids
         self._num_requests = 0
         self._loads: dict[int, asyncio.Future[bytes]] = {}
-        self._num_loads = 0
+        self._changes: dict[int, asyncio.Future[ChangeDone]] = {}
+        self._num_calls = 0
+        self._updates = asyncio.Lock()
+        self.is_paused = False
+        self._asleep: set[str] = set()
+        self.weights_version: str | int = FIRST_VERSION
 
     def start(self) -> None:
         """See `AsyncEngine.start`."""
@@ -330,14 +342,55 @@ class AsyncLLMEngine(AsyncEngine):
           UnavailableError: The engine takes no more requests, or was shut down meanwhile.
         """
         self.check_open()
-        self._num_loads += 1
-        call_id, loaded = self._num_loads, self._loop.create_future()
+        self._num_calls += 1
+        call_id, loaded = self._num_calls, self._loop.create_future()
         self._loads[call_id] = loaded
         self._engine.load_variant(call_id, source)
         try:
             return await loaded
         finally:
             self._loads.pop(call_id, None)
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the engine sleeps, and requests wait."""
+        return bool(self._asleep)
+
+    async def change(self, change: EngineChange) -> None:
+        """Changes the engine between two steps, to its end even if the caller leaves.
+
+        Args:
+          change: What to do.
+
+        Raises:
+          JaxisError: It cannot be done; nothing has changed.
+          UnavailableError: The engine takes no more requests, or was shut down meanwhile.
+        """
+        self.check_open()
+        await asyncio.shield(asyncio.ensure_future(self._change(change)))
+
+    async def _change(self, change: EngineChange) -> None:
+        # Weights are read side by side with steps: those of the last call must not come before those of an earlier one.
+        async with self._updates if isinstance(change, UpdateWeights) else contextlib.nullcontext():
+            self._num_calls += 1
+            call_id, waiting = self._num_calls, self._loop.create_future()
+            self._changes[call_id] = waiting
+            self._engine.change(call_id, change)
+            try:
+                done = await waiting
+            finally:
+                self._changes.pop(call_id, None)
+        self.info = dataclasses.replace(self.info, fingerprint=done.fingerprint)
+        self.weights_version = done.version
+        match change:
+            case Pause() | Resume():
+                self.is_paused = isinstance(change, Pause)
+            case Sleep():
+                self._asleep = {"weights", "kv_cache"}
+            case WakeUp():
+                self._asleep -= self._asleep if change.parts is None else set(change.parts)
+            case UpdateWeights():
+                self._asleep.discard("weights")
 
     def unload_variant(self, variant: bytes) -> None:
         """Forgets a variant once no request uses it; until then, those that do go on."""
@@ -366,9 +419,9 @@ class AsyncLLMEngine(AsyncEngine):
             if not stream.ended:
                 stream.fail(error)
                 self._engine.abort(engine_id)
-        for loaded in self._loads.values():
-            if not loaded.done():
-                loaded.set_exception(error)
+        for waiting in (*self._loads.values(), *self._changes.values()):
+            if not waiting.done():
+                waiting.set_exception(error)
 
     def deliver(self, new: EngineOutputs) -> None:
         """See `AsyncEngine.deliver`."""
@@ -377,7 +430,7 @@ class AsyncLLMEngine(AsyncEngine):
                 if not waiting.done():
                     waiting.set_result(new.states)
             self._descriptions.clear()
-        self._end_loads(new.loads)
+        self._end_calls(new)
         # A request whose reader has left no longer has a stream.
         for engine_id, error in new.errors:
             if (stream := self._streams.get(engine_id)) is not None:
@@ -393,21 +446,36 @@ class AsyncLLMEngine(AsyncEngine):
                 streams.append(stream)
         self._waker.wake(streams)
 
-    def _end_loads(self, loads: Sequence[VariantLoad]) -> None:
-        for load in loads:
-            loaded = self._loads.get(load.call_id)
-            if loaded is None or loaded.done():
-                continue
-            if load.error is not None:
-                loaded.set_exception(load.error)
-            else:
-                loaded.set_result(load.variant)
+    def _interrupt(self, error: BaseException) -> None:
+        super()._interrupt(error)
+        self._asleep.clear()  # one that is started again is awake
+
+    def _end_calls(self, new: EngineOutputs) -> None:
+        for load in new.loads:
+            _end_call(self._loads, load.call_id, load.variant, load.error)
+        for done in new.changes:
+            _end_call(self._changes, done.call_id, done, done.error)
 
     def _expire(self, engine_id: str, timeout_seconds: float) -> None:
         stream = self._streams.get(engine_id)
         if stream is not None and not stream.ended:
             stream.fail(DeadlineExceededError(f"the request was aborted: it took longer than {timeout_seconds:g} s"))
             self._engine.abort(engine_id)
+
+
+Result = TypeVar("Result")
+
+
+def _end_call(
+    calls: Mapping[int, asyncio.Future[Result]], call_id: int, result: Result, error: Exception | None
+) -> None:
+    waiting = calls.get(call_id)
+    if waiting is None or waiting.done():
+        return
+    if error is not None:
+        waiting.set_exception(error)
+    else:
+        waiting.set_result(result)
 
 
 def _reason(error: BaseException) -> str:

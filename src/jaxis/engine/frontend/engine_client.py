@@ -11,11 +11,12 @@ from jaxis.engine.kv_connector import TierStats
 from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
-from jaxis.sampling_params import SamplingParams
+from jaxis.sampling_params import RAW_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
     import asyncio
 
+    from jaxis.engine.frontend.engine_change import EngineChange
     from jaxis.engine.grammar.compiler import GrammarCompiler
     from jaxis.engine.grammar.matcher import Grammar
     from jaxis.engine.setup import BuiltEngine
@@ -42,6 +43,9 @@ class EngineInfo:
       fingerprint: Names all that the engine's answers depend on; see `engine_fingerprint`. Empty if unknown.
       capabilities: What the model does, in the words of most APIs.
       variants: Variants of the model that it knew at its start; None if it can have none.
+      logprobs_mode: What a log-probability is, to requests that do not say.
+      num_devices: Devices that run the model.
+      num_ranks: Data ranks, which share them.
     """
 
     model_folder: str
@@ -59,6 +63,9 @@ class EngineInfo:
     fingerprint: str = ""
     capabilities: tuple[str, ...] = ("completion",)
     variants: tuple[ModelVariant, ...] | None = None
+    logprobs_mode: str = RAW_LOGPROBS
+    num_devices: int = 1
+    num_ranks: int = 1
 
     @classmethod
     def of(cls, built: BuiltEngine) -> EngineInfo:
@@ -84,6 +91,11 @@ class EngineInfo:
             weight_type=weight_type,
             fingerprint=built.fingerprint,
             variants=None if built.variants is None else tuple(ModelVariant(*each) for each in built.variants.named),
+            logprobs_mode=config.model_config.logprobs_mode,
+            num_devices=config.parallel_config.tensor_parallel_size
+            * engine.runner.num_ranks
+            * engine.runner.num_stages,
+            num_ranks=engine.runner.num_ranks,
         )
 
 
@@ -225,6 +237,23 @@ class VariantLoad:
 
 
 @dataclass(frozen=True)
+class ChangeDone:
+    """What became of an `EngineChange`.
+
+    Attributes:
+      call_id: Names the call.
+      fingerprint: Of the engine now; see `EngineInfo`.
+      version: Of its weights now.
+      error: Why nothing was changed; None if it was.
+    """
+
+    call_id: int
+    fingerprint: str
+    version: str | int
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
 class EngineOutputs:
     """The results of a step or a command.
 
@@ -234,6 +263,7 @@ class EngineOutputs:
       errors: (request id, error) for each request that failed.
       states: Of all requests, where `EngineClient.describe` asked for them.
       loads: Variants of the model that were loaded, or could not be.
+      changes: What became of changes of the engine.
     """
 
     outputs: list[RequestOutput] = field(default_factory=list)
@@ -241,6 +271,7 @@ class EngineOutputs:
     errors: list[tuple[str, Exception]] = field(default_factory=list)
     states: list[RequestState] | None = None
     loads: list[VariantLoad] = field(default_factory=list)
+    changes: list[ChangeDone] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -337,4 +368,13 @@ class EngineClient(WorkerClient, Protocol):
 
     def unload_variant(self, variant: bytes) -> None:
         """Forgets a variant once no request uses it."""
+        ...
+
+    def change(self, call_id: int, change: EngineChange) -> None:
+        """Changes the engine between two steps; a `ChangeDone` with this id is delivered.
+
+        Args:
+          call_id: Any number.
+          change: What to do.
+        """
         ...

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from jaxis.engine.frontend import wire
+from jaxis.engine.frontend.engine_change import EngineChange, Pause, Resume, UpdateWeights
 from jaxis.engine.frontend.engine_client import (
     EngineCallbacks,
     EngineClient,
@@ -393,6 +394,8 @@ class EngineProcess(WorkerProcess, EngineClient):
         super().__init__(arguments, **settings)
         self._variants: dict[bytes, str] = {}  # where those are kept that were loaded since the start
         self._loading: dict[int, str] = {}
+        self._kept: dict[type[EngineChange], EngineChange] = {}  # what an engine that is started again is to have
+        self._changing: dict[int, EngineChange] = {}
         self.grammar_compiler = GrammarCompiler(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids)
         self.grammar_compiler.prepare()
 
@@ -402,6 +405,11 @@ class EngineProcess(WorkerProcess, EngineClient):
             source = self._loading.pop(load.call_id, None)
             if source is not None and load.failure is None:
                 self._variants[load.variant] = source
+        for done in report.changes:
+            if (change := self._changing.pop(done.call_id, None)) is not None and done.failure is None:
+                self._note(change, done)
+            elif done.call_id < 0 and done.failure is not None:
+                self._callbacks.fail(EngineError(f"its weights could not be loaded again: {done.failure.message}"))
         return report.engine_outputs()
 
     def add(self, submission: Submission) -> None:
@@ -426,8 +434,24 @@ class EngineProcess(WorkerProcess, EngineClient):
         self._variants.pop(variant, None)
         self.send(wire.UnloadVariant(variant))
 
+    def change(self, call_id: int, change: EngineChange) -> None:
+        """See `EngineClient.change`."""
+        self._changing[call_id] = change
+        self.send(wire.ChangeEngine(call_id, change))
+
+    def _note(self, change: EngineChange, done: wire.EngineChanged) -> None:
+        if isinstance(change, UpdateWeights):
+            self._kept[UpdateWeights] = UpdateWeights(change.folder, done.version)
+        elif isinstance(change, Pause):
+            self._kept[Pause] = change
+        elif isinstance(change, Resume):
+            self._kept.pop(Pause, None)
+
     def _listen(self) -> None:
         super()._listen()
         self._loading.clear()
+        self._changing.clear()
+        for number, change in enumerate(self._kept.values(), 1):
+            self.send(wire.ChangeEngine(-number, change, waits=True))
         for number, source in enumerate(self._variants.values(), 1):  # of an engine that was started again
             self.send(wire.LoadVariant(-number, source, waits=True))

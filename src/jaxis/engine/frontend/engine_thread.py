@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxis.engine.delta_tracker import DeltaTracker
+from jaxis.engine.frontend.engine_change import EngineChange, Pause, Resume, Sleep, UpdateWeights, WakeUp
 from jaxis.engine.frontend.engine_client import (
+    ChangeDone,
     EngineOutputs,
     EngineStats,
     RankStats,
@@ -22,15 +24,15 @@ from jaxis.engine.frontend.engine_client import (
     TokenDelta,
     VariantLoad,
 )
-from jaxis.engine.hosts.group import HostGroup
 from jaxis.engine.kv_store.fetcher import FETCH_SECONDS
 from jaxis.engine.scheduling.sequence import SequenceStatus
 from jaxis.errors import EngineError, JaxisError, RequestError
 from jaxis.host.threads import Deadline, run_in_daemon
 
 if TYPE_CHECKING:
-    from jaxis.engine.engine import LLMEngine
     from jaxis.engine.execution.variants import Variants
+    from jaxis.engine.output_processor import Request
+    from jaxis.engine.setup import BuiltEngine
 
 COMPILE_STALL_SECONDS = 1800.0  # compiling a large model's program may take this long without being a stall
 MAX_FAILED_STEPS = 3  # consecutive; from then on the engine is at fault, not a request
@@ -59,20 +61,18 @@ class EngineThread:
       stats: The engine after its last step.
 
     Args:
-      engine: The engine.
-      hosts: The other hosts that run its model.
+      built: The engine.
       deliver: Called in the thread with the outputs of a step.
       fail: Called in the thread with the error that ended the thread; no step will follow.
     """
 
     def __init__(
         self,
-        engine: LLMEngine,
-        hosts: HostGroup,
+        built: BuiltEngine,
         deliver: Callable[[EngineOutputs], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._engine, self._hosts = engine, hosts
+        self._engine, self._hosts, self._weights = built.engine, built.hosts, built.weights
         self._deliver = deliver
         self._fail = fail
         self.stats = EngineStats()
@@ -83,6 +83,9 @@ class EngineThread:
         # Requests whose blocks are being fetched, and their deadlines; aborting a request cancels its deadline.
         self._fetching: dict[str, Deadline] = {}
         self._fetching_lock = threading.Lock()
+        # Calls that wait for the requests that run, after which the engine is paused, and requests that came meanwhile.
+        self._pauses: list[int] = []
+        self._held: dict[str, Submission] = {}
         self._thread = threading.Thread(target=self._run, name="jaxis-engine", daemon=True)
 
     # Called by other threads.
@@ -133,6 +136,30 @@ class EngineThread:
         if (variants := self._engine.runner.variants) is not None:
             self._commands.put(functools.partial(variants.remove, variant))
 
+    def change(self, call_id: int, change: EngineChange) -> None:
+        """Changes the engine between two steps; new weights are read in the caller's thread before that."""
+        make: Callable[[], object]
+        match change:
+            case Pause(mode="wait"):
+                self._commands.put(functools.partial(self._pauses.append, call_id))
+                return
+            case Pause():
+                make = functools.partial(self._pause, abort=change.mode == "abort")
+            case Resume():
+                make = self._resume
+            case Sleep():
+                make = functools.partial(self._weights.sleep, change.level)
+            case WakeUp():
+                make = functools.partial(self._weights.wake_up, change.parts)
+            case UpdateWeights():
+                try:
+                    new = self._weights.read(change.folder)
+                except Exception as error:
+                    self._commands.put(functools.partial(self._post_change, call_id, error))
+                    return
+                make = functools.partial(self._weights.put, new, change.version)
+        self._commands.put(functools.partial(self._change, call_id, make))
+
     def stop(self, timeout_seconds: float) -> bool:
         """Ends every request and the thread; returns whether it has ended in time."""
         self._commands.put(None)
@@ -177,8 +204,10 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._take_commands():
-                if self._engine.has_unfinished:
-                    self._post(self._step())
+                if self._engine.has_work:
+                    self._post(self._outputs_of(self._engine.step))
+                if self._pauses and not self._engine.has_unfinished:
+                    self._end_pauses()
                 self._update_stats()
         except BaseException as error:
             _logger.critical("the engine has failed for good", exc_info=True)
@@ -191,7 +220,7 @@ class EngineThread:
 
     def _take_commands(self) -> bool:
         """Carries out the queued commands, waiting for one if there is no step to run; False ends the thread."""
-        wait = not self._engine.has_unfinished
+        wait = not self._engine.has_work
         if wait:
             if self._commands.empty():
                 self._finish_saves()
@@ -215,6 +244,9 @@ class EngineThread:
             _logger.warning("the last blocks of the KV cache were not saved", exc_info=True)
 
     def _add(self, new: Submission) -> None:
+        if self._pauses:
+            self._held[new.request_id] = new
+            return
         try:
             request = self._engine.add_request(
                 new.request_id,
@@ -242,15 +274,55 @@ class EngineThread:
             load = VariantLoad(call_id, b"", error)
         self._post(EngineOutputs(loads=[load]))
 
+    def _change(self, call_id: int, make: Callable[[], object]) -> None:
+        self._post(self._outputs_of(self._engine.settle))
+        try:
+            make()
+        except Exception as error:
+            if not isinstance(error, JaxisError):
+                _logger.exception("the engine could not be changed")
+            self._post_change(call_id, error)
+        else:
+            self._post_change(call_id)
+
+    def _post_change(self, call_id: int, error: Exception | None = None) -> None:
+        done = ChangeDone(call_id, self._weights.fingerprint, self._engine.weights_version, error)
+        self._post(EngineOutputs(changes=[done]))
+
+    def _pause(self, *, abort: bool) -> None:
+        if abort:
+            for request_id in list(self._running):
+                self._abort(request_id)
+        self._engine.is_paused = True
+
+    def _end_pauses(self) -> None:
+        """Pauses the engine, whose requests have ended."""
+        self._engine.is_paused = True
+        self._let_go([None] * len(self._pauses))
+
+    def _resume(self) -> None:
+        self._engine.is_paused = False
+        self._let_go([EngineError("the engine was resumed before it was paused")] * len(self._pauses))
+
+    def _let_go(self, errors: list[Exception | None]) -> None:
+        calls, held = self._pauses, list(self._held.values())
+        self._pauses, self._held = [], {}
+        for call_id, error in zip(calls, errors, strict=True):
+            self._post_change(call_id, error)
+        for submission in held:
+            self._add(submission)
+
     def _abort(self, request_id: str) -> None:
+        if self._held.pop(request_id, None) is not None:
+            self._post(EngineOutputs(errors=[(request_id, EngineError("the request was aborted"))]))
         running = self._running.pop(request_id, None)
         if running is not None:
             self._engine.abort_request(request_id)
             self._post(EngineOutputs([running.tracker.take(running.first_token_time)]))
 
-    def _step(self) -> EngineOutputs:
+    def _outputs_of(self, run: Callable[[], list[Request]]) -> EngineOutputs:
         try:
-            requests = self._engine.step()
+            requests = run()
             self._num_failed_steps = 0
         except EngineError:
             self._num_failed_steps += 1
@@ -294,7 +366,7 @@ class EngineThread:
         )
 
     def _post(self, new: EngineOutputs) -> None:
-        if new.outputs or new.deltas or new.errors or new.states is not None or new.loads:
+        if new.outputs or new.deltas or new.errors or new.states is not None or new.loads or new.changes:
             self._deliver(new)
 
 

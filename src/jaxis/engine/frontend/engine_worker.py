@@ -24,6 +24,7 @@ import msgspec
 import psutil
 
 from jaxis.engine.frontend import wire
+from jaxis.engine.frontend.engine_change import UpdateWeights
 from jaxis.engine.frontend.engine_client import EngineInfo, EngineOutputs
 from jaxis.engine.frontend.engine_thread import EngineThread
 from jaxis.errors import EngineError, JaxisError
@@ -117,7 +118,7 @@ class EngineWorker(Worker):
     def __init__(self, built: BuiltEngine, connection: socket.socket, stall_seconds: float) -> None:
         super().__init__(connection, wire.COMMANDS, stall_seconds)
         self._engine, self._hosts = built.engine, built.hosts
-        self._thread = EngineThread(built.engine, built.hosts, self._send_outputs, self.send_failure)
+        self._thread = EngineThread(built, self._send_outputs, self.send_failure)
         built.hosts.when_lost(self._end_with_failure, stall_seconds)
         built.engine.grammar_compiler.prepare()
         # Requests whose grammar is being compiled, and which of those were aborted meanwhile.
@@ -147,12 +148,8 @@ class EngineWorker(Worker):
             self._thread.reset_prefix_cache()
         elif isinstance(command, wire.DescribeRequests):
             self._thread.describe()
-        elif isinstance(command, wire.LoadVariant):
-            load = functools.partial(self._thread.load_variant, command.call_id, command.source)
-            if command.waits:
-                load()
-            else:
-                run_in_daemon(load, "jaxis-variant")
+        elif isinstance(command, wire.LoadVariant | wire.ChangeEngine):
+            self._read(command)
         elif isinstance(command, wire.UnloadVariant):
             self._thread.unload_variant(command.variant)
         elif command.params.structured_outputs is not None or command.budgeted is not None:
@@ -162,6 +159,18 @@ class EngineWorker(Worker):
             run_in_daemon(functools.partial(self._compile_and_add, command), "jaxis-compile")
         else:
             self._thread.add(command.submission(None))
+
+    def _read(self, command: wire.LoadVariant | wire.ChangeEngine) -> None:
+        """Carries out what may read files for a while."""
+        if isinstance(command, wire.LoadVariant):
+            read = functools.partial(self._thread.load_variant, command.call_id, command.source)
+        else:
+            read = functools.partial(self._thread.change, command.call_id, command.change)
+        is_quick = isinstance(command, wire.ChangeEngine) and not isinstance(command.change, UpdateWeights)
+        if command.waits or is_quick:
+            read()
+        else:
+            run_in_daemon(read, "jaxis-read")
 
     def _compile_and_add(self, command: wire.AddRequest) -> None:
         request_id = command.request_id

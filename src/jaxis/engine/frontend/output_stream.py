@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 
-from jaxis.outputs import CompletionOutput, RequestOutput
+from jaxis.outputs import FIRST_VERSION, CompletionOutput, RequestOutput
 
 
 class OutputStream:
@@ -111,6 +111,9 @@ def merge_outputs(outputs: Iterable[RequestOutput]) -> RequestOutput:
 
 
 def _extend(completion: CompletionOutput, new: CompletionOutput) -> None:
+    if new.weight_versions is not None:
+        before = completion.weight_versions or [FIRST_VERSION] * len(completion.token_ids)
+        completion.weight_versions = [*before, *new.weight_versions]
     completion.text += new.text
     completion.token_ids += new.token_ids
     if completion.logprobs is not None:

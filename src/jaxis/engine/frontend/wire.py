@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from jaxis.engine.frontend.engine_change import EngineChange
 from jaxis.engine.frontend.engine_client import (
+    ChangeDone,
     EngineInfo,
     EngineOutputs,
     EngineStats,
@@ -139,7 +141,21 @@ class UnloadVariant(msgspec.Struct, tag="unload_variant"):
     variant: bytes
 
 
-Command = AddRequest | AbortRequest | ResetPrefixCache | DescribeRequests | LoadVariant | UnloadVariant
+class ChangeEngine(msgspec.Struct, tag="change"):
+    """Pause the engine, or give it other weights, or the like.
+
+    Attributes:
+      call_id: Comes back with the result.
+      change: What to do.
+      waits: Whether later commands wait until it is done.
+    """
+
+    call_id: int
+    change: EngineChange
+    waits: bool = False
+
+
+Command = AddRequest | AbortRequest | ResetPrefixCache | DescribeRequests | LoadVariant | UnloadVariant | ChangeEngine
 
 
 class LoadPlanned(msgspec.Struct, tag="planned"):
@@ -209,6 +225,25 @@ class VariantLoaded(msgspec.Struct):
         return VariantLoad(self.call_id, self.variant, self.failure and self.failure.error())
 
 
+class EngineChanged(msgspec.Struct):
+    """The result of a ChangeEngine; see `ChangeDone`."""
+
+    call_id: int
+    fingerprint: str
+    version: str | int
+    failure: EngineFailed | None
+
+    @classmethod
+    def of(cls, done: ChangeDone) -> EngineChanged:
+        """Reports a result."""
+        failure = None if done.error is None else EngineFailed.of(done.error)
+        return cls(done.call_id, done.fingerprint, done.version, failure)
+
+    def done(self) -> ChangeDone:
+        """The result again."""
+        return ChangeDone(self.call_id, self.fingerprint, self.version, self.failure and self.failure.error())
+
+
 class StepOutputs(msgspec.Struct, tag="step"):
     """The results of a step; see `EngineOutputs`."""
 
@@ -217,17 +252,20 @@ class StepOutputs(msgspec.Struct, tag="step"):
     failures: list[RequestFailed]
     states: list[RequestState] | None = None
     loads: list[VariantLoaded] = []
+    changes: list[EngineChanged] = []
 
     @classmethod
     def of(cls, new: EngineOutputs) -> StepOutputs:
         """The report of the outputs of a step."""
         failures = [RequestFailed.of(request_id, error) for request_id, error in new.errors]
-        return cls(new.outputs, new.deltas, failures, new.states, [*map(VariantLoaded.of, new.loads)])
+        loads, changes = [*map(VariantLoaded.of, new.loads)], [*map(EngineChanged.of, new.changes)]
+        return cls(new.outputs, new.deltas, failures, new.states, loads, changes)
 
     def engine_outputs(self) -> EngineOutputs:
         """The results of the step."""
         errors: list[tuple[str, Exception]] = [(failed.request_id, failed.error()) for failed in self.failures]
-        return EngineOutputs(self.outputs, self.deltas, errors, self.states, [each.load() for each in self.loads])
+        loads, changes = [each.load() for each in self.loads], [each.done() for each in self.changes]
+        return EngineOutputs(self.outputs, self.deltas, errors, self.states, loads, changes)
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):

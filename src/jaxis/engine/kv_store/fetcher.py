@@ -90,7 +90,14 @@ class BlockFetcher:
     ) -> None:
         digests: list[bytes] = []
         num_blocks = min((len(token_ids) - 1) // blocks.block_size, self._store.max_host_blocks)
-        extend_digests(digests, num_blocks, lambda start, stop: token_ids[start:stop], blocks.block_size, cache_salt)
+        extend_digests(
+            digests,
+            num_blocks,
+            lambda start, stop: token_ids[start:stop],
+            blocks.block_size,
+            cache_salt,
+            weights=blocks.weights,
+        )
 
         if self._store.has_disk:
             self._read(blocks, digests, deadline)

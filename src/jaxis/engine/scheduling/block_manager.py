@@ -72,6 +72,8 @@ class BlockManager:
       states: The slots of recurrent states; None if no layer has any.
       enable_prefix_caching: Whether blocks are registered and looked up.
       connector: What keeps or follows blocks beyond the device.
+      weights: Names the weights that compute the blocks, which digests depend on; b"": those that the engine began
+        with.
       prefix_cache_queries: Prompt tokens looked up, each sequence counted once, when first admitted.
       prefix_cache_hits: How many of those were found.
     """
@@ -83,6 +85,7 @@ class BlockManager:
         enable_prefix_caching: bool = True,
         num_state_slots: int | None = None,
         connector: BlockConnector = NO_CONNECTOR,
+        weights: bytes = b"",
     ) -> None:
         """Creates the pools; raises ConfigError if a size is not positive.
 
@@ -92,6 +95,7 @@ class BlockManager:
           enable_prefix_caching: Whether to keep and find known prefixes.
           num_state_slots: Slots for recurrent states; None if no layer has any.
           connector: See above.
+          weights: See above.
         """
         if min(num_blocks.values(), default=1) < 1 or block_size < 1:
             sizes = ", ".join(map(str, num_blocks.values()))
@@ -99,7 +103,7 @@ class BlockManager:
         self.spans = tuple(num_blocks)
         if FULL_CONTEXT in self.spans[1:]:
             raise ValueError("layers with full context must be the first group")
-        self.connector = connector
+        self.connector, self.weights = connector, weights
         self.pools = tuple(BlockPool(number, group, connector) for group, number in enumerate(num_blocks.values()))
         self.states = None
         if num_state_slots is not None:
@@ -353,6 +357,11 @@ class BlockManager:
             pool.unregister_all()
         self.connector.cleared()
 
+    def set_weights(self, weights: bytes) -> None:
+        """Other weights compute the blocks from now on: no sequence will find what was computed before."""
+        self.weights = weights
+        self.reset_prefix_cache()
+
     def prompt_digests(self, sequence: Sequence) -> list[bytes]:
         """Digests of the blocks of a prompt that another sequence with the same prompt could find."""
         return self._digests(sequence, (sequence.num_prompt_tokens - 1) // self.block_size)
@@ -410,7 +419,7 @@ class BlockManager:
         digests = sequence.block_digests
         if len(digests) < num_blocks:
             salt, variant = sequence.cache_salt, sequence.variant
-            extend_digests(digests, num_blocks, sequence.token_ids, self.block_size, salt, variant)
+            extend_digests(digests, num_blocks, sequence.token_ids, self.block_size, salt, variant, self.weights)
         return digests[:num_blocks]
 
     def _give_back_unseen(self, sequence: Sequence, position: int) -> None:

@@ -153,6 +153,13 @@ class DataRanksScheduler:
             yield from rank.update(part, new_token_ids[start:stop])
             start = stop
 
+    def recompute_all(self) -> None:
+        """See `Scheduler.recompute_all`."""
+        for sequence in self._unassigned.values():
+            sequence.block_digests.clear()
+        for rank in self.ranks:
+            rank.recompute_all()
+
     def on_first_rank(self, output: SchedulerOutput) -> DataRanksOutput:
         """A step of the first rank alone."""
         return DataRanksOutput.of([output, *[IDLE] * (len(self.ranks) - 1)])
@@ -273,6 +280,16 @@ class DataRanksBlocks:
         """See `BlockManager.reset_prefix_cache`."""
         for rank in self.ranks:
             rank.reset_prefix_cache()
+
+    @property
+    def weights(self) -> bytes:
+        """See `BlockManager`."""
+        return self.ranks[0].weights
+
+    def set_weights(self, weights: bytes) -> None:
+        """See `BlockManager.set_weights`."""
+        for rank in self.ranks:
+            rank.set_weights(weights)
 
 
 def add_all(scheduler: Scheduler | DataRanksScheduler, sequences: Many[Sequence]) -> None:

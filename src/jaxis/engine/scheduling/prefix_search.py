@@ -18,6 +18,7 @@ def extend_digests(
     block_size: int,
     cache_salt: str | None,
     variant: bytes = b"",
+    weights: bytes = b"",
 ) -> None:
     """Appends the digests of a sequence's next full blocks.
 
@@ -28,22 +29,25 @@ def extend_digests(
       block_size: B.
       cache_salt: The sequence's.
       variant: The sequence's.
+      weights: See `BlockManager`.
     """
     for index in range(len(digests), num_blocks):
-        parent = digests[-1] if digests else _root_digest(cache_salt, variant)
+        parent = digests[-1] if digests else _root_digest(cache_salt, variant, weights)
         start = index * block_size
         tokens = array("q", token_ids(start, start + block_size))
         digests.append(hashlib.sha256(parent + tokens.tobytes()).digest())
 
 
-def _root_digest(cache_salt: str | None, variant: bytes) -> bytes:
+def _root_digest(cache_salt: str | None, variant: bytes, weights: bytes) -> bytes:
     """The first block's parent; having no salt differs from every salt, even an empty one."""
     if cache_salt is None:
         root = bytes(hashlib.sha256().digest_size)
     else:
         root = hashlib.sha256(cache_salt.encode("utf-8", "surrogatepass")).digest()
-    # No salt's encoding begins with this byte, and what is hashed of a block has another length.
-    return hashlib.sha256(b"\xff" + variant + root).digest() if variant else root
+    # No salt's encoding begins with these bytes, and what is hashed of a block has another length.
+    if variant:
+        root = hashlib.sha256(b"\xff" + variant + root).digest()
+    return hashlib.sha256(b"\xfe" + weights + root).digest() if weights else root
 
 
 Known = Callable[[int, bytes], bool]

@@ -428,6 +428,14 @@ class Scheduler:
         room.add(sequence, stop - start, samples=samples)
         return stop - start
 
+    def recompute_all(self) -> None:
+        """Has the tokens of every sequence computed anew, as after a preemption; none may be in flight."""
+        while self._running:
+            self._preempt(self._running.pop())
+        self._preempted_ids.clear()  # nothing took their blocks
+        for sequence in self._unfinished.values():
+            sequence.block_digests.clear()
+
     def _preempt(self, sequence: Sequence) -> None:
         self.block_manager.free(sequence)
         self._places.give_back(sequence.variant)

@@ -1,0 +1,87 @@
+"""Tensors that a program has in memory, in the place of a checkpoint's files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from jaxis.errors import CheckpointError
+from jaxis.loading.open_checkpoint import OpenCheckpoint
+from jaxis.loading.safetensors import TensorInfo
+
+GivenWeights = Mapping[str, Any] | Iterable[tuple[str, Any]]
+"""Arrays by a checkpoint's names of tensors: a mapping, whose values may be mappings of what follows the next dot, or
+pairs. Arrays are NumPy's, JAX's, or what has `__dlpack__`, as PyTorch's have."""
+
+_FLOATS = (np.floating, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
+
+
+class GivenTensors:
+    """The tensors, as `Checkpoint` has those of files: in the types of the model's own checkpoint. A context manager.
+
+    Attributes:
+      stored: See below.
+
+    Args:
+      weights: The tensors, or a checkpoint that has them.
+      stored: What the model's own checkpoint has.
+    """
+
+    total_bytes = 0  # not known before they were read
+
+    def __init__(self, weights: GivenWeights | OpenCheckpoint, stored: Mapping[str, TensorInfo]) -> None:
+        self._weights, self.stored = weights, stored
+
+    def iterate(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields every tensor once.
+
+        Raises:
+          CheckpointError: One is no array, or of integers where the model has floats.
+        """
+        weights = self._weights
+        for name, value in weights.iterate() if isinstance(weights, OpenCheckpoint) else _pairs(weights):
+            array = _host_array(name, value)
+            if name not in self.stored:
+                yield name, array
+                continue
+            dtype = self.stored[name].dtype
+            if _is_float(dtype) != _is_float(array.dtype):
+                raise CheckpointError(f"tensor {name!r} is {array.dtype}, and {dtype} in the model")
+            yield name, array.astype(dtype, copy=False) if _is_float(dtype) else array
+
+    def __enter__(self) -> GivenTensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _pairs(weights: GivenWeights, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in weights.items() if isinstance(weights, Mapping) else weights:
+        if isinstance(value, Mapping):
+            yield from _pairs(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _host_array(name: str, value: Any) -> np.ndarray:
+    """The value as an array in the host's memory.
+
+    What others can write to is copied: on a CPU, JAX's arrays may otherwise share its memory.
+    """
+    try:
+        if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and not value.flags.writeable):
+            return np.asarray(value)
+        return np.array(value if isinstance(value, np.ndarray) else jnp.from_dlpack(value))
+    except (AttributeError, TypeError, ValueError, RuntimeError, BufferError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(f"tensor {name!r} is no array of NumPy, JAX or DLPack: {reason}") from None
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    return any(np.issubdtype(dtype, kind) for kind in _FLOATS)

@@ -1,0 +1,296 @@
+"""vLLM's routes for training by reinforcement: pause, sleep, and weights from a folder of this host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel
+
+from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.engine.frontend.engine_change import EngineChange, Pause, PauseMode, Resume, Sleep, UpdateWeights, WakeUp
+from jaxis.errors import CheckpointError, ConfigError, EngineError, RequestError
+from jaxis.server.context import Parts, ServerParts
+from jaxis.server.http.body import LenientModel, NotApplied, StrictJSONRoute
+from jaxis.server.http.openapi import ADMIN_ERRORS, TEXT_ERRORS
+from jaxis.server.one_model import OneModel
+from jaxis.server.routes.operations import check_admin
+
+_BACKEND = "file"
+# Routes of vLLM's that there is no use for here.
+_REFUSED = {
+    "/start_draft_weight_update": "drafts come with the model: give a folder that has both",
+    "/update_weight_version": "a version belongs to an update: give it to /update_weights or /finish_weight_update",
+    "/weight_checker": "weights are packed for this machine: compare the answers to a seeded request",
+    "/abort_requests": "pause with mode=abort, and resume",
+}
+
+
+class InitRequest(LenientModel):
+    """How weights will come.
+
+    Attributes:
+      init_info: Without an address: they come by folders.
+    """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {}
+
+    init_info: dict[str, Any]
+
+
+class UpdateInfo(LenientModel):
+    """Where new weights are.
+
+    Attributes:
+      path: A folder with safetensors files, in the server's --weights-root.
+      version: What outputs call them; None: one more than there were updates.
+    """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {}
+
+    path: str | None = None
+    version: str | int | None = None
+
+
+class UpdateRequest(LenientModel):
+    """New weights.
+
+    Attributes:
+      update_info: Where they are.
+    """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {}
+
+    update_info: UpdateInfo
+
+
+class FinishRequest(LenientModel):
+    """The end of an update.
+
+    Attributes:
+      weight_version: What outputs call the weights, if /update_weights did not say.
+    """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {}
+
+    weight_version: str | None = None
+
+
+class DoneMessage(BaseModel):
+    """What was done."""
+
+    message: str
+
+
+class EngineStatus(BaseModel):
+    """What the engine is from now on."""
+
+    status: str
+
+
+class PendingUpdate:
+    """The update that was started and not finished.
+
+    Attributes:
+      is_started: Whether there is one.
+      change: What it is to do; None: nothing yet.
+    """
+
+    def __init__(self) -> None:
+        self.is_started = False
+        self.change: UpdateWeights | None = None
+
+
+async def _pending(request: Request) -> PendingUpdate:
+    state = request.app.state
+    if not hasattr(state, "pending_update"):
+        state.pending_update = PendingUpdate()
+    return state.pending_update
+
+
+async def _engine(parts: Parts) -> AsyncLLMEngine:
+    """The engine of a server of one model that generates."""
+    if isinstance(parts.models, OneModel) and isinstance(parts.models.engine, AsyncLLMEngine):
+        return parts.models.engine
+    raise RequestError("this is for a server of one model that generates text: start it with one model")
+
+
+Engine = Annotated[AsyncLLMEngine, Depends(_engine)]
+Pending = Annotated[PendingUpdate, Depends(_pending)]
+_RESPONSES = TEXT_ERRORS | ADMIN_ERRORS
+router = APIRouter(route_class=StrictJSONRoute, dependencies=[Depends(check_admin)])
+
+
+async def _change(engine: AsyncLLMEngine, parts: ServerParts, change: EngineChange, param: str | None = None) -> None:
+    try:
+        await engine.change(change)
+    except (CheckpointError, ConfigError, EngineError) as error:
+        raise RequestError(f": {error}" if param else str(error), param=param) from None
+    assert isinstance(parts.models, OneModel)
+    parts.models.renew_fingerprint()
+
+
+@router.post("/pause", responses=_RESPONSES)
+async def pause(
+    engine: Engine,
+    parts: Parts,
+    mode: PauseMode = "abort",
+    wait_for_inflight_requests: bool = False,
+    clear_cache: bool = True,
+) -> EngineStatus:
+    """Lets no request run until /resume; those that come meanwhile wait."""
+    mode = "wait" if wait_for_inflight_requests else mode
+    await _change(engine, parts, Pause(mode))
+    if clear_cache and mode != "keep":
+        engine.reset_prefix_cache()
+    return EngineStatus(status="paused")
+
+
+@router.post("/resume", responses=_RESPONSES)
+async def resume(engine: Engine, parts: Parts) -> EngineStatus:
+    """Lets requests run again."""
+    await _change(engine, parts, Resume())
+    return EngineStatus(status="resumed")
+
+
+@router.get("/is_paused", responses=_RESPONSES)
+async def is_paused(engine: Engine) -> dict[str, bool]:
+    """Whether requests wait."""
+    return {"is_paused": engine.is_paused}
+
+
+@router.post("/sleep", responses=_RESPONSES)
+async def sleep(
+    engine: Engine, parts: Parts, level: Annotated[int, Query(ge=1, le=2)] = 1, mode: PauseMode = "abort"
+) -> EngineStatus:
+    """Frees the memory of the KV cache, and of the devices that of the weights, until /wake_up."""
+    was_paused = engine.is_paused
+    await _change(engine, parts, Pause(mode))
+    try:
+        await _change(engine, parts, Sleep(level))
+    except RequestError:
+        if not was_paused:
+            await _change(engine, parts, Resume())
+        raise
+    return EngineStatus(status="asleep")
+
+
+@router.post("/wake_up", responses=_RESPONSES)
+async def wake_up(
+    engine: Engine, parts: Parts, tags: Annotated[list[Literal["weights", "kv_cache"]] | None, Query()] = None
+) -> EngineStatus:
+    """Ends a sleep, or that of a part; when all is awake, requests run again."""
+    await _change(engine, parts, WakeUp(None if tags is None else tuple(tags)))
+    if not engine.is_asleep:
+        await _change(engine, parts, Resume())
+    return EngineStatus(status="asleep" if engine.is_asleep else "awake")
+
+
+@router.get("/is_sleeping", responses=_RESPONSES)
+async def is_sleeping(engine: Engine) -> dict[str, bool]:
+    """Whether the engine sleeps."""
+    return {"is_sleeping": engine.is_asleep}
+
+
+@router.get("/get_world_size", responses=_RESPONSES)
+async def get_world_size(engine: Engine, include_dp: bool = True) -> dict[str, int]:
+    """How many devices run the model; without `include_dp`, of one data rank."""
+    return {"world_size": engine.info.num_devices // (1 if include_dp else engine.info.num_ranks)}
+
+
+@router.get("/server_info", responses=_RESPONSES)
+async def server_info(engine: Engine) -> dict[str, Any]:
+    """Of vLLM's configuration, what TRL looks for: how weights come, and what log-probabilities are."""
+    model = {"logprobs_mode": engine.info.logprobs_mode, "max_model_len": engine.info.max_model_len}
+    return {"vllm_config": {"weight_transfer_config": {"backend": _BACKEND}, "model_config": model}}
+
+
+@router.post("/init_weight_transfer_engine", responses=_RESPONSES)
+async def init_weight_transfer_engine(body: InitRequest, parts: Parts) -> DoneMessage:
+    """Nothing has to be prepared: weights come by folders. Other ways are refused."""
+    if (backend := body.init_info.get("backend", _BACKEND)) != _BACKEND or "master_address" in body.init_info:
+        name = "nccl" if backend == _BACKEND else str(backend)[:32]
+        raise RequestError(
+            f"weights do not come by {name} here: write them into a folder, and send its path to /update_weights",
+            param="init_info",
+        )
+    _root(parts)
+    return DoneMessage(message="Weight transfer initialized")
+
+
+@router.post("/start_weight_update", responses=_RESPONSES)
+async def start_weight_update(pending: Pending) -> DoneMessage:
+    """From here on, /finish_weight_update puts the new weights in place, not /update_weights."""
+    pending.is_started, pending.change = True, None
+    return DoneMessage(message="Weight update started")
+
+
+@router.post("/update_weights", responses=_RESPONSES)
+async def update_weights(body: UpdateRequest, engine: Engine, parts: Parts, pending: Pending) -> DoneMessage:
+    """Gives the model the weights of a folder; requests that are not paused go on with them."""
+    if body.update_info.path is None:
+        raise RequestError("must name a folder as path: weights come no other way here", param="update_info")
+    change = UpdateWeights(str(folder_within(_root(parts), body.update_info.path)), body.update_info.version)
+    if pending.is_started:
+        pending.change = change
+        return DoneMessage(message="Weights will be updated at /finish_weight_update")
+    await _change(engine, parts, change, "update_info")
+    return DoneMessage(message="Weights updated")
+
+
+@router.post("/finish_weight_update", responses=_RESPONSES)
+async def finish_weight_update(body: FinishRequest, engine: Engine, parts: Parts, pending: Pending) -> DoneMessage:
+    """Puts the weights in place that were named since /start_weight_update."""
+    change, pending.is_started, pending.change = pending.change, False, None
+    if change is None:
+        raise RequestError("no weights were named: send /start_weight_update, /update_weights, and this")
+    version = change.version if body.weight_version is None else body.weight_version
+    await _change(engine, parts, UpdateWeights(change.folder, version), "update_info")
+    return DoneMessage(message="Weight update finished")
+
+
+@router.get("/weight_info", responses=_RESPONSES)
+async def weight_info(engine: Engine) -> dict[str, str | int]:
+    """The version of the weights."""
+    return {"weight_version": engine.weights_version}
+
+
+def _refuse(path: str, reason: str) -> Callable[[], Awaitable[None]]:
+    async def refuse() -> None:
+        raise RequestError(f"{path} is not supported: {reason}")
+
+    refuse.__doc__ = f"Not supported: {reason}."
+    return refuse
+
+
+for _path, _reason in _REFUSED.items():
+    router.add_api_route(_path, _refuse(_path, _reason), methods=["POST"], responses=_RESPONSES)
+
+
+def _root(parts: ServerParts) -> Path:
+    if parts.config.weights_root is None:
+        raise RequestError("this server reads no other weights: start it with --weights-root DIR")
+    return parts.config.weights_root
+
+
+def folder_within(root: Path, path: str) -> Path:
+    """The folder of a path, relative to the root, without links.
+
+    Raises:
+      RequestError: It is no folder, or it or a file in it is outside of the root.
+    """
+    if "\0" in path:
+        raise RequestError("is no path", param="update_info.path")
+    root = Path(os.path.realpath(root))
+    folder = Path(os.path.realpath(root / path))
+    if not folder.is_relative_to(root):
+        raise RequestError("is outside of the folder that weights are loaded from", param="update_info.path")
+    if not folder.is_dir():
+        raise RequestError("is no folder of --weights-root", param="update_info.path")
+    for file in folder.iterdir():
+        if not Path(os.path.realpath(file)).is_relative_to(root):
+            raise RequestError(f"has {file.name}, which is outside of --weights-root", param="update_info.path")
+    return folder
