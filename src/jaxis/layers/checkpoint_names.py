@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from flax import nnx
 
 Rename = tuple[str, str]
@@ -20,10 +21,12 @@ class CheckpointNames:
       renames: Are applied to a checkpoint's names one after the other, and to names here backwards. They leave a name
         that is already the one here as it is.
       other_names: Applied before those, to a checkpoint's names only: what some of a family's files say otherwise.
+      transposed: How the names of a checkpoint's tensors end that are [in, out] where the parameters are [out, in].
     """
 
     renames: Sequence[Rename] = ()
     other_names: Sequence[Rename] = ()
+    transposed: tuple[str, ...] = ()
 
     def name_here(self, name_in_checkpoint: str) -> str:
         """The name here of a checkpoint's module or tensor."""
@@ -32,6 +35,10 @@ class CheckpointNames:
     def name_in_checkpoint(self, name: str) -> str:
         """A checkpoint's name of a module or tensor here."""
         return _renamed(name, self._backwards)
+
+    def value_here(self, name_in_checkpoint: str, tensor: np.ndarray) -> np.ndarray:
+        """A checkpoint's tensor with the axes that the parameter has."""
+        return tensor.T if name_in_checkpoint.endswith(self.transposed) else tensor
 
     # Made once: a checkpoint may have tens of thousands of tensors.
     @functools.cached_property

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import numpy as np
-
 from jaxis.models.common.family import Family
 from jaxis.models.common.gpt2 import Gpt2CausalLM, Gpt2DecoderLayer
-
-_TRANSPOSED = (".attn.c_attn.weight", ".attn.c_proj.weight", ".mlp.c_fc.weight", ".mlp.c_proj.weight")
 
 
 class GPT2LMHeadModel(Gpt2CausalLM):
@@ -22,11 +16,7 @@ class GPT2LMHeadModel(Gpt2CausalLM):
         *((f"transformer.{module}", module) for module in ("wte", "wpe", "h", "ln_f")),
         *((old.removeprefix("transformer."), new) for old, new in Gpt2CausalLM.renames),
     )
-
-    def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        return super().load_weights(
-            (name, tensor.T if name.endswith(_TRANSPOSED) else tensor) for name, tensor in weights
-        )
+    transposed = (".attn.c_attn.weight", ".attn.c_proj.weight", ".mlp.c_fc.weight", ".mlp.c_proj.weight")
 
 
 FAMILY = Family("GPT-2", (GPT2LMHeadModel,), "learned positions, LayerNorm, plain feed-forward, biases")

@@ -168,7 +168,7 @@ def _specs(
 ) -> Iterator[dict[str, TensorHeader]]:
     """The tensors to write for each tensor read."""
     for name, tensor in headers:
-        quantized = parts.of(names[name], tensor)
+        quantized = parts.of(name, names[name], tensor)
         if not quantized:
             yield {name: TensorHeader(tensor.dtype, tensor.shape)}
         for part in quantized:
@@ -186,7 +186,7 @@ def _quantized(
     bytes_read = 0
     for name, tensor in checkpoint.iterate():
         if name in names:
-            quantized = parts.of(names[name], tensor)
+            quantized = parts.of(name, names[name], tensor)
             if not quantized:
                 yield name, tensor
             for part in quantized:

@@ -41,17 +41,19 @@ class CheckpointParts:
     """
 
     def __init__(self, model: JaxModule) -> None:
-        self._known_as = checkpoint_names_of(model).name_in_checkpoint
+        names = checkpoint_names_of(model)
+        self._known_as, self._value_here = names.name_in_checkpoint, names.value_here
         modules = dict(model.named_modules())
         self._layers = {name: m for name, m in modules.items() if isinstance(m, JaxLinear | JaxEmbed)}
         self._experts = {name: m for name, m in modules.items() if isinstance(m, JaxExperts)}
         self._parameters = [name for name, _ in model.named_parameters()]
 
-    def of(self, name: str, tensor: np.ndarray) -> list[Part]:
+    def of(self, name_in_file: str, name: str, tensor: np.ndarray) -> list[Part]:
         """The matrices to be quantized in a tensor of the checkpoint; empty if it is kept as it is.
 
         Args:
-          name: Of the parameter that the tensor fills.
+          name_in_file: The tensor's.
+          name: Of the parameter that it fills.
           tensor: Its value in the checkpoint.
 
         Raises:
@@ -61,7 +63,7 @@ class CheckpointParts:
         if leaf == "weight" and (scheme := _scheme(self._layers.get(module))) is not None:
             if tensor.ndim != 2:
                 raise CheckpointError(f"tensor {self._known_as(name)!r} has shape {list(tensor.shape)}, not [out, in]")
-            return [Part(self._known_as(module), scheme, tensor)]
+            return [Part(self._known_as(module), scheme, self._value_here(name_in_file, tensor))]
         prefix, experts = self._experts_of(name)
         if experts is None or (scheme := _scheme(experts)) is None:
             return []

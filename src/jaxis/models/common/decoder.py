@@ -297,7 +297,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
     Attributes:
       layer_class: Creates each decoder layer.
       model_class: The decoder below the head.
-      renames, other_names: The family's table; see `CheckpointNames`.
+      renames, other_names, transposed: The family's table; see `CheckpointNames`.
       buffers: Ends of the names, as they are after the table, of tensors that are no parameters: what they hold is
         computed here.
       router_aux_loss_coef: What multiplies the loss that balances routers, in training, if config.json does not say;
@@ -316,6 +316,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
     model_class: ClassVar[type[DecoderModel]] = DecoderModel
     renames: ClassVar[Sequence[Rename]] = ()
     other_names: ClassVar[Sequence[Rename]] = ()
+    transposed: ClassVar[tuple[str, ...]] = ()
     # Old versions of the reference saved this buffer; here the rope is computed from the config.
     buffers: ClassVar[tuple[str, ...]] = (".rotary_emb.inv_freq",)
     router_aux_loss_coef: ClassVar[float | None] = None
@@ -325,7 +326,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
         config = vllm_config.model_config.hf_config
         self.check_config(config)
-        self.checkpoint_names = CheckpointNames(self.all_renames(config), self.other_names)
+        self.checkpoint_names = CheckpointNames(self.all_renames(config), self.other_names, self.transposed)
         scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
         options = self.options(scope)
         self.logits_multiplier = options.logits_multiplier
@@ -426,7 +427,8 @@ class CausalLM(JaxModule, LoadableWithIterator):
         return materialize(logits)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        renamed = ((self.parameter_name(name), tensor) for name, tensor in weights)
+        names = self.checkpoint_names
+        renamed = ((self.parameter_name(name), names.value_here(name, tensor)) for name, tensor in weights)
         kept = self.without_redundant_tensors(renamed)
         return super().load_weights((name, tensor) for name, tensor in kept if not name.startswith(self.elsewhere))
 
