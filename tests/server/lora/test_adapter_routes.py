@@ -154,7 +154,7 @@ def test_a_request_that_runs_goes_on_with_an_adapter_that_is_unloaded(http, serv
         assert unload(http, "new").status_code == 200
         assert any("[DONE]" in line for line in lines)
     server.wait_until_idle()
-    assert len(server.engine._engine._engine.runner.variants._known) == 2
+    assert len(server.engine._engine._built.engine.runner.variants._known) == 2
 
 
 @contextlib.contextmanager
