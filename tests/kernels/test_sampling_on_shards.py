@@ -13,7 +13,7 @@ from jaxis.parallel.mesh import logical_sharding, make_mesh
 
 mesh = make_mesh(4)
 rng = np.random.default_rng(0)
-for vocab_size in (1200, 1024, 300, 1202):  # the last is whole on every device
+for vocab_size in (1200, 1024, 300, 1202):  # the last cannot be divided, and is padded
     logits = rng.standard_normal((9, vocab_size)).astype(np.float32).round(1)  # with many ties
     logits[0] = 1.0
     logits[1] = -np.inf

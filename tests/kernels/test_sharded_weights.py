@@ -12,7 +12,8 @@ from jaxis.kernels.weights import ExpertStacks, dequantize, functions, lookup
 from jaxis.kernels.weights.grouped_experts import experts_by_groups
 from jaxis.kernels.weights.functions import matmul_on_shards
 from jaxis.kernels.weights.grouped_experts import experts_on_shards
-from jaxis.kernels.weights.shards import lookup_on_shards, placement, shard_specs, with_whole_blocks
+from jaxis.kernels.weights.shards import in_equal_parts, lookup_on_shards, placement, shard_specs
+from jaxis.kernels.weights.reordered_weight import ReorderedWeight
 from jaxis.layers.glu import GLU
 from jaxis.parallel.mesh import MESH_AXES, logical_sharding
 from tests.support.weight_stacks import weight_stack
@@ -89,11 +90,11 @@ weight = jax.tree.map(lambda array: array[0], weight_stack("fp8 in blocks", 1, 3
 with jax.set_mesh(mesh):
     for axes, axis, block_shape in ((("mlp", "embed"), -2, (16, 128)), (("embed", "mlp"), -1, (128, 32))):
         assert shard_specs(weight, axis, 4) is None
-        smaller = with_whole_blocks(weight, axes)
+        smaller = in_equal_parts(weight, axes)
         assert smaller.block_shape == block_shape
         assert shard_specs(smaller, axis, 4) is not None
         np.testing.assert_array_equal(dequantize(smaller), dequantize(weight))
-assert with_whole_blocks(weight, axes) is weight
+assert in_equal_parts(weight, axes) is weight
 """
 
 LOOKUPS = """
@@ -122,6 +123,27 @@ with jax.set_mesh(mesh):
 assert lookup_on_shards(wanted, weight, dtype, "vocab") is None
 """
 
+PADDED = """
+# 509 rows on four devices: three of zeros follow. Blocks of 128 rows become smaller.
+wanted = jnp.asarray([0, 1, 127, 128, 255, 256, 383, 384, 507, 508], jnp.int32)
+axes = ("vocab", "embed")
+kinds = ("float32", "int8", "int4 in groups of 128", "int4 with minima in groups of 256", "fp8 in blocks", "MXFP4")
+for kind in (*kinds, "int8 in groups of 32"):
+    weight = jax.tree.map(lambda array: array[0], weight_stack(kind, 1, 509, 256)[0])
+    if kind == "int8 in groups of 32":
+        order = jnp.asarray(rng.permutation(256), jnp.int32)[None]
+        weight = ReorderedWeight(weight, order)  # of GPTQ
+    own = np.asarray(dequantize(weight))
+    assert in_equal_parts(weight, axes) is weight
+    with jax.set_mesh(mesh):
+        padded = in_equal_parts(weight, axes)
+        rows = jax.jit(lambda: lookup(wanted, padded, jnp.float32, axes=axes))()
+        of_shards = jax.jit(lambda: lookup_on_shards(wanted, padded, jnp.float32, "vocab"))()
+    np.testing.assert_array_equal(dequantize(padded), np.concatenate([own, np.zeros((3, 256))]), err_msg=kind)
+    np.testing.assert_array_equal(rows, own[wanted], err_msg=kind)
+    assert (of_shards is None) == (kind == "int8 in groups of 32"), kind
+"""
+
 
 @pytest.mark.multi_device
 @pytest.mark.parametrize(
@@ -129,8 +151,8 @@ assert lookup_on_shards(wanted, weight, dtype, "vocab") is None
     [
         pytest.param(
             # In one process. The products come last: what they replace stays so.
-            experts(["float32", "int4 in groups of 128"], ["MXFP4"]) + BLOCKS + LOOKUPS + PRODUCTS,
-            id="experts, blocks, lookups and products",
+            experts(["float32", "int4 in groups of 128"], ["MXFP4"]) + BLOCKS + LOOKUPS + PADDED + PRODUCTS,
+            id="experts, blocks, lookups, padding and products",
         ),
         pytest.param(
             experts(["int8", "fp8 in blocks"], ["int8 in groups of 32", "int4 with minima"]),

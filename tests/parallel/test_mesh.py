@@ -6,7 +6,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from jaxis.errors import ConfigError
-from jaxis.parallel.mesh import MESH_AXES, data_spec, logical_sharding, make_mesh
+from jaxis.parallel.mesh import MESH_AXES, data_spec, logical_sharding, make_mesh, padded_shape
 from tests.support.simulated_devices import run_on_devices
 
 
@@ -35,6 +35,14 @@ class TestLogicalSharding:
     def test_an_axis_that_does_not_divide_stays_whole(self):
         assert self.spec(("vocab", "embed"), (131, 64)) == P(None, None)
         assert self.spec(("kv_heads", "embed"), (2, 64)) == P(None, None)
+
+    def test_tables_and_heads_are_padded_to_what_devices_divide(self):
+        mesh = AbstractMesh((2, 4), MESH_AXES)
+        assert padded_shape(mesh, ("vocab", "embed"), (131, 64)) == (132, 64)
+        assert padded_shape(mesh, ("vocab", "embed"), (132, 64)) == (132, 64)
+        assert padded_shape(mesh, ("kv_heads", "embed"), (2, 64)) == (2, 64)
+        assert padded_shape(mesh, ("vocab",), (131,)) == (131,), "a bias"
+        assert padded_shape(AbstractMesh((2, 1), MESH_AXES), ("vocab", "embed"), (131, 64)) == (131, 64)
 
     def test_whole_experts_lie_on_the_devices_of_both_axes_or_of_one(self):
         axes = ("spread_expert", "mlp", "embed")

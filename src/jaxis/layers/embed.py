@@ -73,7 +73,9 @@ class JaxEmbed(JaxModule):
 
     def decode(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
-        return matmul(hidden_states, self.weight.get_value(), preferred_element_type=jnp.float32, axes=self.kernel_axes)
+        weight = self.weight.get_value()
+        logits = matmul(hidden_states, weight, preferred_element_type=jnp.float32, axes=self.kernel_axes)
+        return _without_padding(logits, self.output_size)
 
 
 class PositionEmbedding(JaxModule):
@@ -133,5 +135,13 @@ class JaxLmHead(JaxLinear):
     def __call__(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
         # Not rounded to the weights' type, in which the top tokens would often tie.
-        logits = self.product(hidden_states, preferred_element_type=jnp.float32)
+        logits = _without_padding(self.product(hidden_states, preferred_element_type=jnp.float32), self.output_size)
         return logits if self.bias is None else logits + self.bias[...]
+
+
+def _without_padding(logits: jax.Array, vocab_size: int) -> jax.Array:
+    """Logits of the vocabulary alone [T, V]: of devices that share a table, the last one's has rows of zeros.
+
+    XLA leaves each device its own part; no other module sees the logits of these rows.
+    """
+    return logits if logits.shape[-1] == vocab_size else logits[..., :vocab_size]

@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 
 from jaxis.errors import CheckpointError
 from jaxis.kernels.weights import Allocate, PackedWeight, WeightValue
-from jaxis.kernels.weights.shards import placement, with_whole_blocks
+from jaxis.kernels.weights.shards import in_equal_parts, placement
 from jaxis.kernels.weights.stack_packer import StackPacker
 from jaxis.layers.module import Initializer, parameter_of
 from jaxis.layers.spread_stack import SpreadStack, check_same_type, write_entry
@@ -209,7 +209,7 @@ class WeightLoader:
     def _make(self, tensors: dict[str, np.ndarray], allocate: Allocate | None = None) -> WeightValue:
         try:
             weight = self.recipe.make(tensors, self.slot.shape, self.dtype, allocate)
-            return with_whole_blocks(weight, self.slot.axes)
+            return in_equal_parts(weight, self.slot.axes)
         except InvalidWeightError as error:
             raise InvalidWeightError(f"has a {self.slot.name} {error}") from None
         except ValueError as error:
@@ -268,7 +268,7 @@ class WeightLoader:
     def _initial_weight(self, array: jax.Array) -> WeightValue:
         recipe = self.recipe
         if recipe.scheme is None and not recipe.packs:
-            return array
+            return in_equal_parts(array, self.slot.axes) if self.slot.num_experts is None else array
         loader = dataclasses.replace(self, recipe=dataclasses.replace(recipe, format=PLAIN, dequantizes=False))
         if self.slot.num_experts is None:
             return loader._place(loader._make({"weight": np.asarray(array)}))

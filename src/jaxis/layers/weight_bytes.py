@@ -12,7 +12,7 @@ from jaxis.config.quantization import HasQuantMethod
 from jaxis.kernels.weights import WeightScheme
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
 from jaxis.layers.weight_method import WeightMethod
-from jaxis.parallel.mesh import EXPERT_AXES, logical_sharding
+from jaxis.parallel.mesh import EXPERT_AXES, logical_sharding, padded_shape
 
 _BITS = {"int8": 8, "int6": 6, "int5": 5, "int4": 4}
 
@@ -34,14 +34,17 @@ def weight_bytes(model: JaxModule, float_bytes: int = 2, mesh: Mesh | None = Non
     for param in {id(param): param for _, param in named_parameters(model)}.values():
         scheme, shape = schemes.get(id(param)), jax.tree.leaves(param.get_value())[0].shape
         nbytes = float_bytes * math.prod(shape) if scheme is None else _quantized_bytes(shape, scheme)
-        total += nbytes * (1 if mesh is None else _copies(param, shape, mesh))
+        if mesh is not None and nbytes:
+            nbytes = nbytes * _elements_on_all(param, shape, mesh) // math.prod(shape)
+        total += nbytes
     return total
 
 
-def _copies(param: nnx.Param, shape: tuple[int, ...], mesh: Mesh) -> int:
-    """How many times a parameter is there on all devices together."""
-    shard = logical_sharding(mesh, logical_axes(param) or (None,) * len(shape), shape).shard_shape(shape)
-    return mesh.size * math.prod(shard) // math.prod(shape) if math.prod(shape) else 0
+def _elements_on_all(param: nnx.Param, shape: tuple[int, ...], mesh: Mesh) -> int:
+    """How many elements of a parameter there are on all devices together, copies and padding among them."""
+    axes = logical_axes(param) or (None,) * len(shape)
+    held = padded_shape(mesh, axes, shape)
+    return mesh.size * math.prod(logical_sharding(mesh, axes, held).shard_shape(held))
 
 
 def logical_axes(param: nnx.Param) -> tuple[str | None, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -31,6 +31,9 @@ LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {
     # Of a KV cache, and slots of a state cache: each data rank has its own.
     "blocks": (DATA_AXIS,),
 }
+
+PADDED_ROWS = frozenset({"vocab"})
+"""Logical axes of a matrix's rows that get rows of zeros at their end, so that devices can have equally many."""
 
 
 def make_mesh(tensor_parallel_size: int = 1, num_hosts: int = 1, *, data_parallel_size: int = 1) -> Mesh:
@@ -133,7 +136,7 @@ def logical_sharding(
     """The sharding of a tensor with these logical axes.
 
     Mesh axes divide one axis of a tensor, the first that names them. An axis whose size the product of its mesh axes
-    does not divide is split over fewer, or replicated (a vocabulary of 32,001 on two devices).
+    does not divide is split over fewer, or replicated; tables and heads are padded first (`padded_shape`).
     """
     if axes is None:
         axes = (None,) * len(shape)
@@ -145,6 +148,17 @@ def logical_sharding(
         used.update(chosen)
         spec.append(chosen if len(chosen) > 1 else next(iter(chosen), None))
     return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def padded_shape(mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape in which devices hold a parameter of this shape: with more rows, if its axis is of `PADDED_ROWS`.
+
+    A vector, such as the bias of a head, is small, and stays as it is.
+    """
+    if mesh.empty or len(shape) != 2 or axes[0] not in PADDED_ROWS:
+        return shape
+    num_parts = _product(mesh, LOGICAL_AXIS_RULES[axes[0]])
+    return -(-shape[0] // num_parts) * num_parts, shape[1]
 
 
 def data_spec(sharding: NamedSharding) -> PartitionSpec:
@@ -159,7 +173,7 @@ def _choices(names: list[str]) -> Iterator[tuple[str, ...]]:
     yield from ((name,) for name in reversed(names))
 
 
-def _product(mesh: Mesh | AbstractMesh, names: tuple[str, ...]) -> int:
+def _product(mesh: Mesh | AbstractMesh, names: Sequence[str]) -> int:
     return math.prod(mesh.shape[name] for name in names)
 
 

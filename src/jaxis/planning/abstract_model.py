@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxis.config import VllmConfig
 from jaxis.config.quantization import HasQuantMethod
 from jaxis.kernels.weights import WeightValue
-from jaxis.kernels.weights.shards import placement, with_whole_blocks
+from jaxis.kernels.weights.shards import in_equal_parts, placement
 from jaxis.layers.module import HasAfterLoading, JaxModule, initializers_skipped, named_modules, named_parameters
 from jaxis.layers.partial_weight import WeightLoader
 from jaxis.layers.weight_recipe import WeightRecipe
@@ -65,7 +65,7 @@ def _fill(model: JaxModule) -> None:
         loader = param.get_metadata().get("weight_loader")
         if isinstance(loader, WeightLoader):
             # Recipes compare equal, whatever they make; what they print does not.
-            key = f"{loader.slot.shape} {loader.recipe!r}"
+            key = f"{loader.slot.shape} {loader.slot.axes} {loader.recipe!r}"
             if key not in structs:
                 structs[key] = _example(loader)
             param.set_value(jax.tree.map(_zeros_of(loader), structs[key]))
@@ -81,8 +81,9 @@ def _example(loader: WeightLoader) -> WeightValue | jax.ShapeDtypeStruct:
     recipe, shape = loader.recipe, loader.slot.shape
     specs = recipe.format.tensors(shape)
     if recipe.scheme is None and set(specs) == {"weight"}:
-        return jax.ShapeDtypeStruct(shape, loader.dtype)
-    return with_whole_blocks(example_weight(recipe, shape, loader.dtype), loader.slot.axes)
+        plain = jax.ShapeDtypeStruct(shape, loader.dtype)
+        return jax.eval_shape(lambda array: in_equal_parts(array, loader.slot.axes), plain)
+    return in_equal_parts(example_weight(recipe, shape, loader.dtype), loader.slot.axes)
 
 
 def _zeros_of(loader: WeightLoader) -> Callable[[Any], jax.Array]:

@@ -9,6 +9,7 @@ import pytest
 from jaxis.bringup.analyze.config import construct
 from jaxis.bringup.analyze.source import open_source
 from jaxis.layers.module import named_parameters
+from jaxis.layers.weight_bytes import weight_bytes
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.planning.sizing.layout import Layout
@@ -72,6 +73,21 @@ def test_devices_share_what_their_number_divides(checkpoint):
     norm = "model.layers.0.input_layernorm.weight"
     assert shared[norm].device_bytes == alone[norm].device_bytes == 64 * size
     assert shared[norm].device_elements == 0, "a vector multiplies no matrix"
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_devices_share_tables_whose_rows_their_number_does_not_divide(checkpoint, quantization):
+    source, layout = open_source(checkpoint("qwen3")), Layout(4)
+
+    def told(vocab_size):
+        rules = None if quantization is None else RuleQuantizationConfig(SHORT_NAMES[quantization], must_match=False)
+        model = construct({**source.config, "vocab_size": vocab_size}, source.config_path, rules).model
+        return stored_weights(model, layout), weight_bytes(model, 4, layout.mesh())
+
+    assert told(515) == told(516)
+    [table] = [weight for weight in told(513)[0] if weight.name == "model.embed_tokens.weight"]
+    assert table.device_elements == 516 // 4 * 64
+    assert table.device_bytes == 516 // 4 * 64 * (4 if quantization is None else 1 + 2 / 32)
 
 
 @pytest.mark.parametrize(

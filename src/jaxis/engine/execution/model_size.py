@@ -8,6 +8,7 @@ from collections import Counter
 from flax import nnx
 
 from jaxis.kernels.weights import as_weight
+from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import named_modules, named_parameters
 
@@ -24,10 +25,12 @@ def model_size(*models: nnx.Module) -> tuple[int, str]:
     for model in models:
         names = {id(param): name for name, param in reversed(list(named_parameters(model)))}
         by_name |= {name: param for name, param in named_parameters(model) if names[id(param)] == name}
-    layers = [module for model in models for _, module in named_modules(model) if isinstance(module, JaxLinear)]
-    # Several devices may have copies of a layer's rows, those of key-value heads.
+    modules = [module for model in models for _, module in named_modules(model)]
+    layers = [module for module in modules if isinstance(module, JaxLinear | JaxEmbed)]
+    # Several devices may have copies of a layer's rows, those of key-value heads, or rows of zeros after a table's own.
     num_rows = {id(layer.weight): layer.output_size for layer in layers}
-    num_rows |= {id(layer.bias): layer.output_size for layer in layers if layer.bias is not None}
+    linear = [layer for layer in layers if isinstance(layer, JaxLinear)]
+    num_rows |= {id(layer.bias): layer.output_size for layer in linear if layer.bias is not None}
     elements: Counter[str] = Counter()
     for param in by_name.values():
         weight = as_weight(param.get_value())

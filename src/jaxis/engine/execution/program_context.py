@@ -17,7 +17,7 @@ from jaxis.engine.execution.rank_programs import RankPrograms
 from jaxis.engine.execution.step_inputs import StepInputs, StepShape
 from jaxis.engine.execution.variants import Variants
 from jaxis.kernels.platform import target_platform
-from jaxis.parallel.mesh import MODEL_AXIS, automatic_axes, logical_sharding
+from jaxis.parallel.mesh import MODEL_AXIS, automatic_axes
 from jaxis.parallel.stages import WHOLE, Stage
 
 
@@ -110,8 +110,8 @@ class ProgramContext:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.replicated)
 
     def divide(self, logits: jax.Array) -> jax.Array:
-        """Inside a program: on each device its own part of the vocabulary, if it can be divided."""
-        return _constrain(logits, logical_sharding(self.mesh, (None, "vocab"), logits.shape))
+        """Inside a program: on each device its own part of the vocabulary; the last one's may be smaller."""
+        return _constrain(logits, PartitionSpec(None, MODEL_AXIS))
 
     def replicate(self, logits: jax.Array) -> jax.Array:
         """Inside a program: whole rows of logits on every device, so that all devices sample the same tokens.
@@ -119,14 +119,14 @@ class ProgramContext:
         Each device first computes its own part of the vocabulary: told only that the result is whole, XLA would gather
         the head's weight and let every device multiply by all of it.
         """
-        return _constrain(self.divide(logits), self.replicated)
+        return _constrain(self.divide(logits), self.replicated.spec)
 
 
-def _constrain(logits: jax.Array, sharding: NamedSharding) -> jax.Array:
+def _constrain(logits: jax.Array, spec: PartitionSpec) -> jax.Array:
     if MODEL_AXIS not in automatic_axes():
         return logits
     # The spec alone: what XLA divides here may be one rank's part of the mesh.
-    return jax.lax.with_sharding_constraint(logits, sharding.spec)
+    return jax.lax.with_sharding_constraint(logits, spec)
 
 
 def shardings_of(caches: Sequence[CacheStruct]) -> list[Any]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxis.kernels.sampling import cpu, tiles
 from jaxis.kernels.sampling.categorical import draw, sample_categorical, weights_of
 from jaxis.kernels.sampling.filters import TokenFilters
+from jaxis.parallel.mesh import devices_of_layer
 
 __all__ = [
     "TokenFilters",
@@ -32,7 +33,7 @@ def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     Returns:
       Token ids int32 [R] and logits float32 [R] (NaN if the row holds a NaN, and the token is meaningless).
     """
-    if tiles.can_divide(logits):
+    if devices_of_layer() > 1:
         return tiles.argmax_on_shards(logits)
     return (cpu if cpu.supports(logits) else tiles).argmax(logits)
 

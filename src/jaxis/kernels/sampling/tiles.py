@@ -14,11 +14,13 @@ TILE = native_constants.VOCAB_TILE
 
 def split_into_tiles(logits: jax.Array) -> jax.Array:
     """Logits [R, V] as [R, V / 128, 128], the last tile padded with -inf."""
-    rows, vocab_size = logits.shape
-    padding = -vocab_size % TILE
-    if padding:
-        logits = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
-    return logits.reshape(rows, -1, TILE)
+    return _padded_to(logits, TILE).reshape(logits.shape[0], -1, TILE)
+
+
+def _padded_to(logits: jax.Array, multiple: int) -> jax.Array:
+    """Logits [R, V], -inf after them, so that the multiple divides their number."""
+    padding = -logits.shape[1] % multiple
+    return jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf) if padding else logits
 
 
 def take_tiles(tiles: jax.Array, tile_ids: jax.Array) -> jax.Array:
@@ -74,14 +76,8 @@ def token_ranks(logits: jax.Array, chosen: jax.Array) -> jax.Array:
 # Reductions over a vocabulary that is divided between devices, which exchange their results and not the logits.
 
 
-def can_divide(logits: jax.Array) -> bool:
-    """Whether several devices share each layer, and can have equal parts of the vocabulary of logits [R, V]."""
-    num_devices = devices_of_layer()
-    return num_devices > 1 and logits.shape[1] % num_devices == 0
-
-
 def argmax_on_shards(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Same arguments and result as `jaxis.kernels.sampling.argmax`, for logits that `can_divide` takes.
+    """Same arguments and result as `jaxis.kernels.sampling.argmax`, where several devices share each layer.
 
     A maximum is exact, so the result does not depend on the number of devices. Each sends 8 bytes a row to the others.
     """
@@ -95,4 +91,5 @@ def argmax_on_shards(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.take_along_axis(all_ids, first, axis=0)[0], jnp.max(all_peaks, axis=0)
 
     whole = PartitionSpec()
-    return on_each_device(on_shard, PartitionSpec(None, MODEL_AXIS), (whole, whole))(logits)
+    parts = _padded_to(logits, devices_of_layer())
+    return on_each_device(on_shard, PartitionSpec(None, MODEL_AXIS), (whole, whole))(parts)

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxis.kernels.grouped_matmul.stored import StoredStack
 from jaxis.kernels.weights.packed_format import GROUP_SIZES, PackedFormat, PanelSources
 from jaxis.kernels.weights.packed_weight import PackedWeight, pack_panels
-from jaxis.kernels.weights.rows import gather_rows
+from jaxis.kernels.weights.rows import gather_rows, padded_rows
 from jaxis.kernels.weights.weight import Allocate, Weight
 
 
@@ -87,6 +87,14 @@ class BlockScaledWeight(Weight):
         piece = math.gcd(block_rows, len(rows), *begins.tolist(), *rows[begins].tolist())
         scale = jnp.take(jnp.asarray(self.scale), rows[::piece] // block_rows, axis=0)
         return BlockScaledWeight(value, scale, (piece, block_columns))
+
+    def with_rows(self, num_rows: int) -> BlockScaledWeight:
+        """Zeros, whose scales are those of the last rows: scales of some types cannot be zero."""
+        block_rows, block_columns = self.block_shape
+        value = padded_rows(self.value, num_rows)
+        if self.scale.shape[0] == 1:  # one scale for all
+            return BlockScaledWeight(value, self.scale, (max(block_rows, num_rows), block_columns))
+        return BlockScaledWeight(value, padded_rows(self.scale, -(-num_rows // block_rows), "edge"), self.block_shape)
 
     def with_whole_blocks(self, parts: tuple[int, int]) -> Self:
         """Blocks that would be cut become smaller, and their scales, of which there are few, are repeated.

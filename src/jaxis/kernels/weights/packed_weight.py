@@ -76,6 +76,9 @@ class PackedWeight(Weight):
     def take_rows(self, rows: np.ndarray) -> Self:
         raise TypeError("rows of a packed weight cannot be taken one by one")
 
+    def with_rows(self, num_rows: int) -> Self:
+        raise TypeError("a packed weight cannot be padded")
+
     def pack(self, dtype: DTypeLike = jnp.float32, allocate: Allocate | None = None) -> Self:
         return self
 

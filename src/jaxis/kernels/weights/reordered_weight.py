@@ -60,6 +60,9 @@ class ReorderedWeight(Weight):
     def take_rows(self, rows: np.ndarray) -> Self:
         return dataclasses.replace(self, weight=self.weight.take_rows(rows))
 
+    def with_rows(self, num_rows: int) -> Self:
+        return dataclasses.replace(self, weight=self.weight.with_rows(num_rows))
+
     def with_quantized_input(self, act_qtype: str) -> Self:
         return dataclasses.replace(self, weight=self.weight.with_quantized_input(act_qtype))
 

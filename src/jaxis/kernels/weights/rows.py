@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,12 @@ def gather_rows(array: jax.Array | np.ndarray, ids: jax.Array) -> jax.Array:
     if target_platform() == "tpu":
         return _gather_on_tpu(jnp.asarray(array), ids)
     return jnp.take(jnp.asarray(array), ids, axis=0, mode="clip")
+
+
+def padded_rows(array: jax.Array | np.ndarray, num_rows: int, mode: str = "constant") -> jax.Array | np.ndarray:
+    """A table [V, ...] with `num_rows` rows, V or more: those that it lacks are zeros, or with "edge" its last row."""
+    library: Any = np if isinstance(array, np.ndarray) else jnp
+    return library.pad(array, [(0, num_rows - array.shape[0])] + [(0, 0)] * (array.ndim - 1), mode=mode)
 
 
 def _gather_on_tpu(array: jax.Array, ids: jax.Array) -> jax.Array:

@@ -14,7 +14,14 @@ from jaxis.kernels.grouped_matmul.stored import StoredStack
 from jaxis.kernels.native_constants import ACTIVATION_GROUP
 from jaxis.kernels.weights.float_weight import as_value, as_weight
 from jaxis.kernels.weights.weight import WeightValue
-from jaxis.parallel.mesh import LOGICAL_AXIS_RULES, MODEL_AXIS, automatic_axes, devices_of_layer, on_each_device
+from jaxis.parallel.mesh import (
+    LOGICAL_AXIS_RULES,
+    MODEL_AXIS,
+    automatic_axes,
+    devices_of_layer,
+    on_each_device,
+    padded_shape,
+)
 
 Axes = tuple[str | None, ...]
 
@@ -59,13 +66,21 @@ def placement(weight: WeightValue, axes: Axes) -> Axes:
     return (*axes[:-2], axes[-1], axes[-2])
 
 
-def with_whole_blocks(weight: WeightValue, axes: Axes) -> WeightValue:
-    """The weight [out, in], with smaller blocks where the current mesh would cut blocks of several rows and columns."""
+def in_equal_parts(weight: WeightValue, axes: Axes) -> WeightValue:
+    """The weight [out, in] in a form that the current mesh can divide by its logical axes.
+
+    Rows of zeros are added where `padded_shape` has them, and blocks of several rows and columns become smaller where
+    the mesh would cut them.
+    """
     shards = num_shards()
     if shards is None:
         return weight
+    whole = as_weight(weight)
+    num_rows, _ = padded_shape(jax.sharding.get_abstract_mesh(), axes[-2:], whole.shape)
+    if num_rows != whole.shape[0]:
+        whole = whole.with_rows(num_rows)
     rows, columns = (shards if is_divided(axis) else 1 for axis in axes[-2:])
-    return as_value(as_weight(weight).with_whole_blocks((rows, columns)))
+    return as_value(whole.with_whole_blocks((rows, columns)))
 
 
 def shard_specs(weight: WeightValue, axis: int, shards: int) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.kernels.grouped_matmul.stored import StoredStack
-from jaxis.kernels.weights.rows import gather_rows
+from jaxis.kernels.weights.rows import gather_rows, padded_rows
 
 Allocate: TypeAlias = Callable[[tuple[int, int]], np.ndarray]
 """Memory for a packed weight's panels: (panels, panel's bytes) -> uint8 array of that shape."""
@@ -89,6 +89,14 @@ class Weight(Protocol):
           TypeError: The weight is packed.
         """
         return jax.tree.map(lambda array: jnp.take(jnp.asarray(array), rows, axis=0), self)
+
+    def with_rows(self, num_rows: int) -> Self:
+        """The weight [num_rows, in] of a weight [out, in], with rows of zeros after its own.
+
+        Raises:
+          TypeError: The weight is packed.
+        """
+        return jax.tree.map(lambda array: padded_rows(array, num_rows), self)
 
     def round_input(self, x: jax.Array) -> jax.Array:
         """x [..., in] as the product rounds it first, in x's type."""

@@ -20,7 +20,7 @@ from jaxis.layers.partial_weight import WeightLoader
 from jaxis.layers.weight_bytes import logical_axes
 from jaxis.layers.weight_format import PLAIN, InvalidWeightError, WeightFormat
 from jaxis.layers.weight_recipe import WeightRecipe
-from jaxis.parallel.mesh import EXPERT_AXES, SPREAD_EXPERT, logical_sharding
+from jaxis.parallel.mesh import EXPERT_AXES, SPREAD_EXPERT, logical_sharding, padded_shape
 from jaxis.planning.abstract_model import example_weight
 from jaxis.planning.sizing.layout import Layout
 
@@ -63,9 +63,9 @@ def stored_weights(model: JaxModule, layout: Layout) -> list[StoredWeight]:
     copies = _copies(model, layout.tensor_parallel_size)
     stored = []
     for name, param in {id(param): (name, param) for name, param in named_parameters(model)}.values():
-        shape = param.get_value().shape
-        axes = logical_axes(param) or (None,) * len(shape)
-        arrays = _plain(param) if id(param) in floats else _arrays_of(param)
+        axes = logical_axes(param) or (None,) * len(param.get_value().shape)
+        shape = padded_shape(mesh, axes, param.get_value().shape)
+        arrays = (_plain(param, shape),) if id(param) in floats else _arrays_of(param, shape)
         is_expert = axes[0] in EXPERT_AXES if axes else False
         if is_expert and layout.enable_expert_parallel:
             axes = (SPREAD_EXPERT, *(None for _ in axes[1:]))
@@ -89,17 +89,18 @@ def _on_one_device(mesh: AbstractMesh, axes: tuple[str | None, ...], shape: tupl
     return math.prod(logical_sharding(mesh, axes, shape).shard_shape(shape))
 
 
-def _plain(param: nnx.Param) -> _Arrays:
-    value = param.get_value()
-    return (jax.ShapeDtypeStruct(value.shape, value.dtype),)
+def _plain(param: nnx.Param, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, param.get_value().dtype)
 
 
-def _arrays_of(param: nnx.Param) -> _Arrays:
+def _arrays_of(param: nnx.Param, shape: tuple[int, ...]) -> _Arrays:
+    """The arrays of a parameter of this shape, padding included."""
     loader = param.get_metadata().get("weight_loader")
     if not isinstance(loader, WeightLoader):
-        return _plain(param)
+        return (_plain(param, shape),)
     recipe, slot = loader.recipe, loader.slot
-    matrix = _matrix(recipe.format, recipe.dequantizes, recipe.scheme, tuple(slot.shape), np.dtype(loader.dtype))
+    rows, columns = shape[-2:]
+    matrix = _matrix(recipe.format, recipe.dequantizes, recipe.scheme, (rows, columns), np.dtype(loader.dtype))
     if slot.num_experts is None:
         return matrix
     return tuple(jax.ShapeDtypeStruct((slot.num_experts, *a.shape), a.dtype) for a in matrix)
