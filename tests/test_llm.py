@@ -1,5 +1,6 @@
 """LLM.generate and LLM.chat: what they take, what they return, what they refuse."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -134,6 +135,16 @@ def test_wrong_arguments_are_refused(llm, arguments, message):
     with pytest.raises(RequestError, match=message):
         llm.generate([TEXT, TEXT], **{"sampling_params": GREEDY} | arguments)
     assert not llm.engine.has_unfinished
+
+
+def test_logprobs_of_the_whole_vocabulary_are_a_distribution_that_has_those_of_the_likeliest(llm):
+    params = [SamplingParams(max_tokens=3, seed=1, logprobs=count) for count in (-1, 5)]
+    every, few = (output.outputs[0] for output in llm.generate([TEXT, TEXT], params))
+    for all_tokens, best in zip(every.logprobs, few.logprobs, strict=True):
+        assert len(all_tokens) == 512
+        assert sum(math.exp(entry.logprob) for entry in all_tokens.values()) == pytest.approx(1, abs=1e-5)
+        assert sorted(entry.rank for entry in all_tokens.values())[:3] == [1, 2, 3]
+        assert {token: all_tokens[token].logprob for token in best} == {t: each.logprob for t, each in best.items()}
 
 
 def test_more_tokens_than_the_context_end_there(llm):

@@ -11,6 +11,7 @@ from jaxis.kv_transfer_params import KVTransferParams
 from jaxis.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
+ALL_LOGPROBS = -1
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 RAW_LOGPROBS: LogprobsMode = "raw_logprobs"
 LOGPROBS_MODES: tuple[LogprobsMode, ...] = (RAW_LOGPROBS, "raw_logits", "processed_logprobs", "processed_logits")
@@ -50,7 +51,7 @@ INTEGER_BOUNDS = {
     "min_tokens": Bounds(0),
     "top_k": Bounds(-1),
     "seed": Bounds(-(2**63), 2**64 - 1),
-    "logprobs": Bounds(0, MAX_LOGPROBS),
+    "logprobs": Bounds(ALL_LOGPROBS, MAX_LOGPROBS),
     "prompt_logprobs": Bounds(0, MAX_LOGPROBS),
     "num_speculative_tokens": Bounds(0),
     "thinking_token_budget": Bounds(-1),
@@ -74,6 +75,8 @@ NUMBER_BOUNDS = {
     # Beyond these a float32 logit may become infinite, or 0 times infinity.
     "repetition_penalty": Bounds(0.01, 100),
 }
+# Of servers' requests: a whole vocabulary is too much for an answer.
+TOP_LOGPROBS_BOUNDS = Bounds(0, MAX_LOGPROBS)
 LOGIT_BIAS_BOUNDS = Bounds(-100, 100)
 
 
@@ -103,8 +106,8 @@ class SamplingParams:
       ignore_eos: Go on after the model's end-of-sequence token.
       include_stop_str_in_output: Leave the stop string (or stop token's text) at the end of the output text.
       logprobs: Also return this many most likely tokens' log-probabilities for each generated token (0: only the
-        sampled one's), as `logprobs_mode` has them; None returns none.
-      prompt_logprobs: The same for each prompt token.
+        sampled one's; -1: those of the whole vocabulary), as `logprobs_mode` has them; None returns none.
+      prompt_logprobs: The same for each prompt token, but for -1.
       logprobs_mode: What is returned as a log-probability: "raw_logprobs", of the distribution before any parameter
         here changed it; "processed_logprobs", of the one that is sampled from, after all of them; or the logits of
         either, "raw_logits" and "processed_logits". None is the engine's.

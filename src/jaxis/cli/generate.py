@@ -30,7 +30,7 @@ from jaxis.cli.options import (
 )
 from jaxis.errors import RequestError
 from jaxis.outputs import CompletionOutput
-from jaxis.sampling_params import INTEGER_BOUNDS
+from jaxis.sampling_params import INTEGER_BOUNDS, TOP_LOGPROBS_BOUNDS
 
 if TYPE_CHECKING:
     from jaxis.llm import LLM
@@ -95,7 +95,7 @@ def generate(
     logprobs: Annotated[
         int | None,
         bounded(
-            INTEGER_BOUNDS["logprobs"],
+            TOP_LOGPROBS_BOUNDS,
             "With --json: log-probabilities of each token and the K most likely.",
             metavar="K",
             rich_help_panel=OUTPUT_PANEL,

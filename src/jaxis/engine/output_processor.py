@@ -11,7 +11,7 @@ from jaxis.engine.routed_experts import RoutedExperts
 from jaxis.engine.scheduling.sequence import Sequence
 from jaxis.errors import JaxisError
 from jaxis.outputs import FIRST_VERSION, CompletionOutput, Logprob, RequestOutput
-from jaxis.sampling_params import RAW_LOGPROBS, SamplingParams
+from jaxis.sampling_params import ALL_LOGPROBS, RAW_LOGPROBS, SamplingParams
 from jaxis.tokenizer.detokenizer import IncrementalDetokenizer
 
 if TYPE_CHECKING:
@@ -239,9 +239,10 @@ class CompletionState:
     def _entry(
         self, token_id: int, logprobs: TokenLogprobs[np.ndarray], row: int, num_wanted: int
     ) -> dict[int, Logprob]:
-        """The given token first, then the `num_wanted` most likely."""
+        """The given token first, then the `num_wanted` most likely, or all."""
+        top_ids = logprobs.top_ids[row] if num_wanted == ALL_LOGPROBS else logprobs.top_ids[row][:num_wanted]
         entry = {token_id: (float(logprobs.logprobs[row]), int(logprobs.ranks[row]))}
-        for rank, other in enumerate(logprobs.top_ids[row][:num_wanted].tolist(), start=1):
+        for rank, other in enumerate(top_ids.tolist(), start=1):
             entry.setdefault(other, (float(logprobs.top_logprobs[row, rank - 1]), rank))
         if self._tokenizer is None:
             return {id_: Logprob(logprob, rank) for id_, (logprob, rank) in entry.items()}

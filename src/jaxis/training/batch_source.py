@@ -50,6 +50,10 @@ class BatchSource(Protocol):
         """Raises EngineError if what was reported of a step, from 1, must end the run."""
         ...
 
+    def summary(self) -> Sequence[str]:
+        """Lines for the user at the end of a run."""
+        ...
+
     def close(self) -> None:
         """Frees what drawing took."""
         ...
@@ -71,6 +75,9 @@ class GivenBatches:
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
         """Any batch will do."""
+
+    def summary(self) -> Sequence[str]:
+        return ()
 
     def close(self) -> None:
         """There is nothing to free."""

@@ -36,11 +36,14 @@ class Scores(NamedTuple):
       logprobs: float32 [B, L], of each token, the log-probability of the next one, where it is learned, else 0.
       hits: bool [B, L], whether that is the most likely one.
       router_sums: What routers did; None if they are not observed.
+      vocab_logprobs: (positions int32 [N], counted through all rows) -> float32 [N, V], the log-probabilities of all
+        tokens there.
     """
 
     logprobs: jax.Array
     hits: jax.Array
     router_sums: RouterSums | None
+    vocab_logprobs: Callable[[jax.Array], jax.Array]
 
 
 class Losses(NamedTuple):
@@ -151,14 +154,20 @@ def make_forward(
             hidden, router_sums = jax.vmap(of_row)(batch, keys)
         head = bind(key).compute_logits
         shape = batch.ids.shape
+        rows = hidden.reshape(-1, hidden.shape[-1])
+
+        def vocab_logprobs(positions: jax.Array) -> jax.Array:
+            logits = head(rows[positions]).astype(jnp.float32)
+            return logits - logsumexp(logits)[:, None]
+
         logprobs, hits = token_logprobs(
             head,
-            hidden.reshape(-1, hidden.shape[-1]),
+            rows,
             jnp.asarray(batch.targets).reshape(-1),
             jnp.asarray(batch.learned).reshape(-1),
         )
         router_sums = jax.tree.map(lambda each: jnp.sum(each, axis=0), router_sums)
-        return Scores(logprobs.reshape(shape), hits.reshape(shape), router_sums)
+        return Scores(logprobs.reshape(shape), hits.reshape(shape), router_sums, vocab_logprobs)
 
     return forward
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.execution.token_history import HistoryRows, TokenHistory
 from jaxis.errors import RequestError
-from jaxis.sampling_params import LOGPROBS_MODES, MAX_LOGPROBS, RAW_LOGPROBS, SamplingParams
+from jaxis.sampling_params import ALL_LOGPROBS, LOGPROBS_MODES, MAX_LOGPROBS, RAW_LOGPROBS, SamplingParams
 
 # Widths grow in large steps: a wider list costs microseconds, another program a second of compilation.
 MIN_WIDTH = 64
@@ -313,7 +313,8 @@ def _features(
     sequences: Sequence[SequenceSampling],
     vocab_size: int,
 ) -> SamplerFeatures:
-    wants_logprobs = any(sequence.params.logprobs is not None for sequence in sequences)
+    wanted = {sequence.params.logprobs for sequence in sequences}
+    wants_logprobs = bool(wanted - {None})
     has_filters = (arrays.top_k < vocab_size).any() or (arrays.top_p < 1).any() or (arrays.min_p > 0).any()
     sizes = [history.num_with(ahead) for history, ahead in histories if history is not None]
     return SamplerFeatures(
@@ -324,7 +325,7 @@ def _features(
         allowed_width=arrays.allowed_ids.shape[1],
         mask_width=arrays.token_mask.shape[1],
         # All counts share one program: more than was asked for costs next to nothing, a compilation seconds.
-        num_logprobs=MAX_LOGPROBS if wants_logprobs else None,
+        num_logprobs=(vocab_size if ALL_LOGPROBS in wanted else MAX_LOGPROBS) if wants_logprobs else None,
         has_logprobs_modes=arrays.logprobs_mode.shape[1] > 0,
         has_favored=arrays.favored_ids.shape[1] > 0,
     )

@@ -44,6 +44,8 @@ def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     shape = (logits.shape[0], min(k, logits.shape[1]))
     if k == 0:
         return jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32)
+    if k >= logits.shape[1]:
+        return jax.lax.top_k(logits, logits.shape[1])
     values, ids = native.call("top_tokens", [_array(jnp.float32, *shape), _array(jnp.int32, *shape)], logits)
     return values, ids
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from jaxis.sampling_params import INTEGER_BOUNDS
+from jaxis.sampling_params import INTEGER_BOUNDS, TOP_LOGPROBS_BOUNDS
 from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, bounded, is_none
 from jaxis.server.openai.fields import (
     Answer,
@@ -115,7 +115,7 @@ class ChatCompletionRequest(GenerationRequest, StructuredFields):
     max_completion_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
     max_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
     logprobs: bool | None = None
-    top_logprobs: int | None = bounded(INTEGER_BOUNDS["logprobs"])
+    top_logprobs: int | None = bounded(TOP_LOGPROBS_BOUNDS)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

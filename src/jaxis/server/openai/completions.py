@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from jaxis.errors import RequestError
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
-from jaxis.sampling_params import INTEGER_BOUNDS
+from jaxis.sampling_params import INTEGER_BOUNDS, TOP_LOGPROBS_BOUNDS
 from jaxis.server.generation.answer_format import AnswerFormat
 from jaxis.server.generation.answer_reader import AnswerCounts
 from jaxis.server.generation.job import GenerationJob, sampling_params
@@ -57,7 +57,7 @@ class CompletionRequest(GenerationRequest, StructuredFields):
     max_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
     max_completion_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
     echo: bool | None = None
-    logprobs: int | None = bounded(INTEGER_BOUNDS["logprobs"])
+    logprobs: int | None = bounded(TOP_LOGPROBS_BOUNDS)
     add_special_tokens: bool | None = None
     best_of: int | None = None
     suffix: Literal[""] | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from jaxis.sampling_params import INTEGER_BOUNDS
+from jaxis.sampling_params import INTEGER_BOUNDS, TOP_LOGPROBS_BOUNDS
 from jaxis.server.generation.timings import Timings
 from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, StrictModel, bounded, is_none
 from jaxis.server.openai.chat_schema import MAX_MESSAGES
@@ -125,7 +125,7 @@ class ResponseRequest(EngineRequest):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
-    top_logprobs: int | None = bounded(INTEGER_BOUNDS["logprobs"])
+    top_logprobs: int | None = bounded(TOP_LOGPROBS_BOUNDS)
     chat_template_kwargs: dict[str, Any] | None = None
     n: Literal[1] | None = None
     prompt_logprobs: None = None

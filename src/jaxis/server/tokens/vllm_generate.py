@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from jaxis.errors import RequestError
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
-from jaxis.sampling_params import INTEGER_BOUNDS
+from jaxis.sampling_params import INTEGER_BOUNDS, TOP_LOGPROBS_BOUNDS
 from jaxis.server.generation.answer_format import AnswerFormat
 from jaxis.server.generation.answer_reader import AnswerCounts
 from jaxis.server.generation.grammar import AnswerGrammar
@@ -45,7 +45,7 @@ class TokenSamplingParams(SamplingFields):
     model_config = ConfigDict(extra="forbid")
 
     max_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
-    logprobs: int | None = bounded(INTEGER_BOUNDS["logprobs"])
+    logprobs: int | None = bounded(TOP_LOGPROBS_BOUNDS)
     structured_outputs: StructuredOutputsParams | None = None
     num_speculative_tokens: int | None = bounded(INTEGER_BOUNDS["num_speculative_tokens"], high=MAX_INT32)
     detokenize: bool | None = None

@@ -25,6 +25,8 @@ class GrpoParams(ConfigSection):
       on_mismatch: What to do where training sees another log-probability of a token than the engine sampled it with:
         error; correct, which weighs each token by the ratio, up to 2; or ignore. None: error with
         `forward_pass: engine`, else correct.
+      vocab_mismatch_positions: At how many positions of each micro-batch's answers the log-probabilities of the whole
+        vocabulary are compared, too.
     """
 
     num_generations: int = 8
@@ -33,6 +35,7 @@ class GrpoParams(ConfigSection):
     scale_rewards: bool = True
     log_completions: bool = False
     on_mismatch: str | None = None
+    vocab_mismatch_positions: int = 2
     temperature: float = 1.0
     epsilon: float = 0.2
     num_iterations: int = 1
@@ -69,6 +72,7 @@ class GrpoParams(ConfigSection):
         super().__post_init__()
         self.check_number("num_generations", 2, whole=True)
         self.check_number("max_completion_length", 1, whole=True)
+        self.check_number("vocab_mismatch_positions", 0, whole=True)
         if self.max_prompt_length is not None:
             self.check_number("max_prompt_length", 1, whole=True)
         for name in ("scale_rewards", "log_completions"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,6 +16,7 @@ from jaxis.training.functional_model import Values
 from jaxis.training.objectives import Forward, Losses
 
 MISMATCH = "sampler_trainer_logprob_diff_max"
+VOCAB_MISMATCH = "sampler_trainer_logprob_diff_vocab_max"
 MAX_WEIGHT = 2.0
 
 
@@ -27,10 +29,14 @@ class RolloutBatch(TrainingBatch):
       sampled_logprobs: float32 [M, B, L], with which the engine sampled the target of each token; 0 where none is
         learned.
       advantages: float32 [M, B, L], of the answer that the target belongs to.
+      vocab_positions: int32 [M, N], of tokens, counted through the rows of a micro-batch.
+      vocab_logprobs: float32 [M, N, V], the engine's of all tokens that could follow those.
     """
 
     sampled_logprobs: np.ndarray | jax.Array
     advantages: np.ndarray | jax.Array
+    vocab_positions: np.ndarray | jax.Array
+    vocab_logprobs: np.ndarray | jax.Array
 
 
 def grpo_of(params: TrainingParams) -> GRPO:
@@ -59,11 +65,18 @@ class GRPO:
         """See `Objective`."""
         del frozen
         rollouts = cast(RolloutBatch, batch)
-        scores = forward(values, batch, key)
+        rows = TrainingBatch(**{field.name: getattr(batch, field.name) for field in dataclasses.fields(TrainingBatch)})
+        scores = forward(values, rows, key)
         logprobs = scores.logprobs
         now = jax.lax.stop_gradient(logprobs)
         change = jnp.where(batch.learned, now - rollouts.sampled_logprobs, 0.0)
         weights = jnp.minimum(jnp.exp(change), MAX_WEIGHT) if self.corrects else 1.0
         gains = weights * rollouts.advantages * jnp.exp(logprobs - now)
         total = -jnp.sum(jnp.where(batch.learned, gains, 0.0))
-        return Losses(total, {MISMATCH: jnp.max(jnp.abs(change))}, scores.router_sums)
+        sums = {MISMATCH: jnp.max(jnp.abs(change))}
+        if rollouts.vocab_positions.size:
+            sampled = jnp.asarray(rollouts.vocab_logprobs)
+            here = jax.lax.stop_gradient(scores.vocab_logprobs(jnp.asarray(rollouts.vocab_positions)))
+            # Also of tokens that both exclude.
+            sums[VOCAB_MISMATCH] = jnp.max(jnp.where(here == sampled, 0.0, jnp.abs(here - sampled)))
+        return Losses(total, sums, scores.router_sums)

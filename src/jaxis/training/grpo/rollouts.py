@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxis.errors import ConfigError, EngineError
+from jaxis.layers.module import JaxModule
 from jaxis.outputs import CompletionOutput
-from jaxis.sampling_params import SamplingParams
+from jaxis.sampling_params import ALL_LOGPROBS, SamplingParams
 from jaxis.training.base_model import BaseModel
 from jaxis.training.batch_source import Moment
 from jaxis.training.batches import Batches, BatchShape, TrainingBatch
 from jaxis.training.config import ERROR, TrainConfig
 from jaxis.training.examples import Example
-from jaxis.training.grpo.objective import MISMATCH, RolloutBatch
+from jaxis.training.grpo.objective import MISMATCH, VOCAB_MISMATCH, RolloutBatch
 from jaxis.training.grpo.rewards import Rewards, advantages
 from jaxis.training.held_out_prompts import HeldOutPrompts
 from jaxis.training.live_engine import LiveEngine
@@ -63,6 +64,8 @@ class Rollouts:
         self._base = base
         self._engine: LiveEngine | None = None
         self._fails = training.on_mismatch == ERROR
+        self._mismatch: dict[str, float] = {}
+        self._num_checked = 0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -85,7 +88,8 @@ class Rollouts:
             )
             for number in range(len(chosen))
         ]
-        answers = self._engine.answers(moment.model(), ids, params)
+        model = moment.model()
+        answers = self._engine.answers(model, ids, params)
         rewards = self._rewards.of(self._prompts.answered(answers, chosen))
         total = np.sum(list(rewards.values()), axis=0)
         gains = advantages(total, count, scaled=self._params.scale_rewards)
@@ -102,16 +106,33 @@ class Rollouts:
             "completion_length": float(np.mean(lengths)),
             "completions_cut": float(np.mean([answer.finish_reason == "length" for answer in answers])),
         }
-        return self._batch(ids, answers, gains), measured
+        batch = self._batch(ids, answers, gains)
+        return self._with_vocabulary(batch, step, self._engine, model), measured
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
         """See `BatchSource`."""
-        if self._fails and values[MISMATCH] != 0:
+        found = {name: values[name] for name in (MISMATCH, VOCAB_MISMATCH) if name in values}
+        self._num_checked += 1
+        self._mismatch = {name: max(value, self._mismatch.get(name, 0.0)) for name, value in found.items()}
+        largest = max(found.values())
+        if self._fails and largest != 0:
             raise EngineError(
-                f"step {step}: training sees log-probabilities that differ by up to {values[MISMATCH]:.3g} from those "
-                "that answers were sampled with: set training.grpo.on_mismatch to correct or ignore, or "
+                f"step {step}: training sees log-probabilities that differ by up to {largest:.3g} from those that "
+                "answers were sampled with: set training.grpo.on_mismatch to correct or ignore, or "
                 "training.forward_pass to engine"
             )
+
+    def summary(self) -> Sequence[str]:
+        """See `BatchSource`."""
+        if not self._num_checked:
+            return ()
+        said = f"{self._mismatch[MISMATCH]} of all sampled tokens"
+        if VOCAB_MISMATCH in self._mismatch:
+            num_positions = self._num_checked * self._shape[0] * self._params.vocab_mismatch_positions
+            said += f", {self._mismatch[VOCAB_MISMATCH]} of the whole vocabulary at {num_positions} positions"
+        return (
+            f"largest difference of log-probabilities between sampler and trainer in {self._num_checked} steps: {said}",
+        )
 
     def close(self) -> None:
         """Frees the engine's cache."""
@@ -148,4 +169,31 @@ class Rollouts:
             sampled[row][len(ids) - 1 : end] = [entry[token].logprob for entry, token in entries]
             weights[row][len(ids) - 1 : end] = gains[number]
         arrays = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        return RolloutBatch(**arrays, sampled_logprobs=sampled, advantages=weights)
+        return RolloutBatch(
+            **arrays,
+            sampled_logprobs=sampled,
+            advantages=weights,
+            vocab_positions=np.zeros((num_micro_batches, 0), np.int32),
+            vocab_logprobs=np.zeros((num_micro_batches, 0, 0), np.float32),
+        )
+
+    def _with_vocabulary(self, batch: RolloutBatch, step: int, engine: LiveEngine, model: JaxModule) -> RolloutBatch:
+        """The batch with what the engine would sample from, at positions that are drawn for the step."""
+        if not (count := self._params.vocab_mismatch_positions):
+            return batch
+        drawn = np.random.RandomState([self._seed, step])
+        learned = np.asarray(batch.learned).reshape(len(batch.ids), -1)
+        positions = np.stack([drawn.choice(np.flatnonzero(each), count) for each in learned])
+        row_length = batch.ids.shape[-1]
+        prompts = []
+        for ids, positions_here in zip(np.asarray(batch.ids), positions, strict=True):
+            for row, last in zip(*divmod(positions_here, row_length), strict=True):
+                prompts.append(ids[row, : last + 1].tolist())
+        params = [SamplingParams(max_tokens=1, logprobs=ALL_LOGPROBS, seed=0)] * len(prompts)
+        found = []
+        for answer in engine.answers(model, prompts, params):
+            assert answer.logprobs is not None
+            [entry] = answer.logprobs
+            found.append([entry[token].logprob for token in range(len(entry))])
+        logprobs = np.asarray(found, np.float32).reshape(*positions.shape, -1)
+        return dataclasses.replace(batch, vocab_positions=positions.astype(np.int32), vocab_logprobs=logprobs)
