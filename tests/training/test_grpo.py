@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
-from jaxis.training.grpo.objective import GRPO, MISMATCH, RolloutBatch
+from jaxis.training.grpo.objective import GRPO, MISMATCH, VOCAB_MISMATCH, RolloutBatch
 from jaxis.training.grpo.rewards import advantages
 from jaxis.training.objectives import Scores
 from jaxis.training.trainer import Trainer
@@ -37,7 +37,7 @@ def grpo_config(tmp_path, output, **settings):
         None,
         training.write_rows(tmp_path / "prompts.jsonl", rows),
         output,
-        peft={"lora_r": 4, "lora_dropout": 0.0},
+        peft=settings.pop("peft", {"lora_r": 4, "lora_dropout": 0.0}),
         **{
             **{"trainer_type": "TRL_GRPO", "forward_pass": "engine", "reward_functions": ["letter_rewards:begins"]},
             **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 4, "grpo": grpo},
@@ -83,10 +83,15 @@ def test_the_derivative_is_that_of_weighted_log_probabilities(corrects):
     sampled = logprobs - jnp.asarray(rng.normal(0, 1, shape))
     learned = jnp.asarray(rng.random(shape) < 0.6)
     fields = {field.name: jnp.zeros(1) for field in dataclasses.fields(RolloutBatch)}
-    batch = RolloutBatch(**{**fields, "learned": learned, "sampled_logprobs": sampled, "advantages": gains})
+    of_vocabulary = {"vocab_positions": jnp.zeros(0, jnp.int32), "vocab_logprobs": jnp.zeros((0, 0))}
+    batch = RolloutBatch(
+        **{**fields, **of_vocabulary, "learned": learned, "sampled_logprobs": sampled, "advantages": gains}
+    )
 
     def loss(logprobs):
-        losses = GRPO(corrects).loss(lambda *_: Scores(logprobs, logprobs, None), {}, {}, batch, jax.random.key(0))
+        losses = GRPO(corrects).loss(
+            lambda *_: Scores(logprobs, logprobs, None, lambda _: logprobs), {}, {}, batch, jax.random.key(0)
+        )
         return losses.total, losses.sums
 
     (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(logprobs)
@@ -98,11 +103,27 @@ def test_the_derivative_is_that_of_weighted_log_probabilities(corrects):
 @needs_kernels
 @pytest.mark.production_xla
 def test_training_sees_what_was_sampled(here):
-    run(grpo_config(here, here / "out", max_steps=2))
+    notes = run(grpo_config(here, here / "out", max_steps=2))
     lines = metrics(here / "out")
-    assert [line[MISMATCH] for line in lines] == [0.0] * 2
+    assert [(line[MISMATCH], line[VOCAB_MISMATCH]) for line in lines] == [(0.0, 0.0)] * 2
+    assert any("0.0 of all sampled tokens, 0.0 of the whole vocabulary at 8 positions" in note for note in notes)
     assert any(line["grad_norm"] > 0 for line in lines)
     assert all(0 < line["reward"] < 2 for line in lines)
+
+
+@needs_kernels
+@pytest.mark.slow
+@pytest.mark.production_xla
+@pytest.mark.parametrize("width", [{}, {"mixed_precision_dtype": "bf16"}], ids=["float32", "bfloat16"])
+def test_training_all_weights_sees_what_was_sampled(width, here):
+    settings = {"peft": None, "learning_rate": 1e-4, **width}
+    run(grpo_config(here, here / "whole", **settings))
+    assert [(line[MISMATCH], line[VOCAB_MISMATCH]) for line in metrics(here / "whole")] == [(0.0, 0.0)] * 4
+    run(grpo_config(here, here / "parts", save_steps=2, **settings))
+    resumed = str(here / "parts" / "checkpoint-2")
+    run(grpo_config(here, here / "rest", resume_from_checkpoint=resumed, **settings))
+    whole, rest = (load_file(here / name / "model.safetensors") for name in ("whole", "rest"))
+    assert all(np.array_equal(whole[name], rest[name]) for name in whole)
 
 
 @needs_kernels
@@ -133,7 +154,7 @@ def test_the_plain_forward_pass_is_noticed_or_corrected(here):
     with pytest.raises(Exception, match=r"set training\.grpo.on_mismatch to correct or ignore"):
         run(grpo_config(here, here / "error", grpo={"on_mismatch": "error"}, **wanted))
     run(grpo_config(here, here / "correct", **wanted))
-    assert any(line[MISMATCH] > 0 for line in metrics(here / "correct"))
+    assert all(line[MISMATCH] > 0 and line[VOCAB_MISMATCH] > 0 for line in metrics(here / "correct"))
 
 
 @pytest.mark.parametrize(

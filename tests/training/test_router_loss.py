@@ -36,12 +36,12 @@ ROWS = [
 KWARGS = {"output_router_logits": True, "router_aux_loss_coef": COEFFICIENT}
 
 
-def config_of(family, tmp_path, **model_kwargs):
+def config_of(family, tmp_path, forward_pass="plain", **model_kwargs):
     folder = tmp_path / "model"
     shutil.copytree(parity.checkpoint_folder(family), folder)
     write_tokenizer(folder)
     rows = training.write_rows(tmp_path / "rows.jsonl", [training.dialogue("Say hello.", "Hello!")])
-    return training.train_config(folder, rows, tmp_path / "out", model_kwargs=model_kwargs)
+    return training.train_config(folder, rows, tmp_path / "out", model_kwargs=model_kwargs, forward_pass=forward_pass)
 
 
 def reference_losses(model, examples):
@@ -57,11 +57,12 @@ def reference_losses(model, examples):
     return -logprobs[is_learned].sum() / is_learned.sum(), output.aux_loss
 
 
+@pytest.mark.parametrize("forward_pass", ["plain", pytest.param("engine", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "family", quick_rows(ROWS, [f for f in ROWS if f.name == "Qwen3 MoE"]), ids=lambda family: family.name
 )
-def test_the_loss_of_routers_and_its_gradient_are_those_of_transformers(family, tmp_path):
-    config = config_of(family, tmp_path, **KWARGS)
+def test_the_loss_of_routers_and_its_gradient_are_those_of_transformers(family, forward_pass, tmp_path):
+    config = config_of(family, tmp_path, forward_pass, **KWARGS)
     base = open_base_model(config)
     assert router_coefficient(config, base) == COEFFICIENT
     model = make_trainable(config, base, ProgressDisplay(enabled=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from jax.typing import DTypeLike
 
 from jaxis.kernels.low_rank import LowRankStack, low_rank
 from jaxis.layers.module import JaxModule
+
+Matrix = TypeVar("Matrix", np.ndarray, jax.Array)
 
 
 class StepRows(JaxModule):
@@ -58,7 +60,7 @@ class LowRankAddition(JaxModule):
         """The matrices."""
         return LowRankStack(self.a.get_value(), self.b.get_value(), self.ranks.get_value())
 
-    def entries(self, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+    def entries(self, a: Matrix, b: Matrix) -> dict[str, Matrix]:
         """What a slot has of each table, for a change `b.T @ a` with a [r, in] and b [r, out]."""
         return {"a": a, "b": b}
 
@@ -91,7 +93,7 @@ class LookupAddition(JaxModule):
         changed = embeddings.astype(jnp.float32) + _combined(u, slots, b, self.ranks.get_value())
         return changed * factors_of(slots, self.factors) if self.rows.are_scaled else changed
 
-    def entries(self, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+    def entries(self, a: Matrix, b: Matrix) -> dict[str, Matrix]:
         """See `LowRankAddition.entries`, with a [r, V] and b [r, E]."""
         return {"a": a.T, "b": b}
 
@@ -145,32 +147,28 @@ class HeadwiseAddition(JaxModule):
 
     def of_queries(self, queries: jax.Array) -> jax.Array:
         """queries [T, H, N] -> float32 [T, H, L], their products with the change of each head's keys."""
-        u = _reduced(_rows_of_heads(queries), self._slots_of_heads, _stacked(self.keys), self._ranks_of_heads)
-        product = _combined(u, self._slots_of_rows, self.a.get_value(), self.ranks.get_value())
+        of_heads, of_rows = self._slots(len(queries))
+        u = _reduced(_rows_of_heads(queries), of_heads, _stacked(self.keys), self._ranks_of_heads)
+        product = _combined(u, of_rows, self.a.get_value(), self.ranks.get_value())
         return product.reshape(*queries.shape[:2], -1)
 
     def of_latents(self, latents: jax.Array) -> jax.Array:
         """One latent per head [T, H, L] -> float32 [T, H, V], by the change of each head's values."""
-        u = _reduced(_rows_of_heads(latents), self._slots_of_rows, self.a.get_value(), self.ranks.get_value())
-        product = _combined(u, self._slots_of_heads, _stacked(self.values), self._ranks_of_heads)
+        of_heads, of_rows = self._slots(len(latents))
+        u = _reduced(_rows_of_heads(latents), of_rows, self.a.get_value(), self.ranks.get_value())
+        product = _combined(u, of_heads, _stacked(self.values), self._ranks_of_heads)
         return product.reshape(*latents.shape[:2], -1)
 
-    def entries(self, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+    def entries(self, a: Matrix, b: Matrix) -> dict[str, Matrix]:
         """See `LowRankAddition.entries`, with a [r, L] and b [r, H * (N + V)]."""
         heads = b.reshape(len(b), self.num_heads, -1).swapaxes(0, 1)
         return {"a": a, "keys": heads[..., : self.key_dim], "values": heads[..., self.key_dim :]}
 
-    @property
-    def _slots_of_rows(self) -> jax.Array:
-        """The slot of each token, for each of its heads: [T * H]."""
-        return jnp.repeat(self.rows.slots.get_value(), self.num_heads)
-
-    @property
-    def _slots_of_heads(self) -> jax.Array:
-        """The same where each head of a slot is one."""
-        slots = self.rows.slots.get_value()[:, None]
+    def _slots(self, num_tokens: int) -> tuple[jax.Array, jax.Array]:
+        """The slots of each token and head, [T * H]: where each head of a slot is one, and as they are."""
+        slots = self.rows.of(num_tokens)[:, None]
         of_heads = (slots - 1) * self.num_heads + 1 + jnp.arange(self.num_heads, dtype=jnp.int32)
-        return jnp.where(slots == 0, 0, of_heads).reshape(-1)
+        return jnp.where(slots == 0, 0, of_heads).reshape(-1), jnp.repeat(slots[:, 0], self.num_heads)
 
     @property
     def _ranks_of_heads(self) -> jax.Array:

@@ -153,9 +153,10 @@ def join_states(x: jax.Array, projections: Sequence[JaxLinear]) -> jax.Array:
 
 def _with_length_of(target: jax.Array, x: jax.Array) -> jax.Array:
     """x [T, E], with each row as long as that of the target [T, E]."""
-    wanted = jnp.sqrt(_mean_square(target))
-    length = jnp.sqrt(jnp.maximum(_mean_square(x), _LEAST_MEAN_SQUARE))
-    return (x.astype(jnp.float32) * wanted / length).astype(x.dtype)
+    # Rounded, so that no program multiplies by the reciprocal of a root where another divides by the root.
+    wanted = materialize(jnp.sqrt(_mean_square(target)))
+    length = materialize(jnp.sqrt(jnp.maximum(_mean_square(x), _LEAST_MEAN_SQUARE)))
+    return materialize((x.astype(jnp.float32) * wanted / length).astype(x.dtype))
 
 
 def _mean_square(x: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ from jaxis.kernels.paged_cache import PagedCache
 from jaxis.kernels.ragged_paged_attention import kv_cache_layout, ragged_paged_attention
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.rotary_embedding import HeadNorms
-from jaxis.layers.attention_metadata import AttentionMetadata, ScratchCache
+from jaxis.layers.attention_metadata import AttentionMetadata, ScratchCache, consecutive_blocks
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.uncached import KVCache, UncachedKeysAndValues, is_cache
 from jaxis.parallel.mesh import on_each_device
@@ -173,7 +173,7 @@ def _attention_through_scratch(
         q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, metadata: AttentionMetadata
     ) -> jax.Array:
         layout = kv_cache_layout(scratch.block_size, k.shape[1], k.shape[2], scratch.dtype)
-        block_tables, num_blocks = _consecutive_blocks(metadata, scratch.block_size)
+        block_tables, num_blocks = consecutive_blocks(metadata, scratch.block_size)
         return ragged_paged_attention(
             q,
             k,
@@ -195,16 +195,6 @@ def _attention_through_scratch(
         return _whole_sequence_attention(q, k, v, metadata, options, sinks)
 
     return native.transformable(paged, definition)(q, k, v, sinks, described)
-
-
-def _consecutive_blocks(metadata: AttentionMetadata, block_size: int) -> tuple[jax.Array, int]:
-    """Block tables of whole sequences in a cache of their own, one after the other; and how many blocks it has."""
-    num_tokens, num_requests = len(metadata.input_positions), len(metadata.seq_lens)
-    needed = -(-metadata.seq_lens // block_size)
-    first = jnp.cumsum(needed) - needed
-    num_blocks = -(-num_tokens // block_size) + num_requests
-    tables = first[:, None] + jnp.arange(-(-num_tokens // block_size), dtype=jnp.int32)
-    return jnp.minimum(tables, num_blocks - 1).astype(jnp.int32), num_blocks
 
 
 def _dense_attention(

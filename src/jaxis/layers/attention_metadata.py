@@ -89,3 +89,13 @@ class AttentionMetadata:
             query_start_loc=jnp.asarray(starts, jnp.int32),
             request_distribution=jnp.asarray([0, len(lengths), len(lengths)], jnp.int32),
         )
+
+
+def consecutive_blocks(metadata: AttentionMetadata, block_size: int) -> tuple[jax.Array, int]:
+    """Block tables of whole sequences in a cache of their own, one after the other; and how many blocks it has."""
+    num_tokens, num_requests = len(metadata.input_positions), len(metadata.seq_lens)
+    needed = -(-metadata.seq_lens // block_size)
+    first = jnp.cumsum(needed) - needed
+    num_blocks = -(-num_tokens // block_size) + num_requests
+    tables = first[:, None] + jnp.arange(-(-num_tokens // block_size), dtype=jnp.int32)
+    return jnp.minimum(tables, num_blocks - 1).astype(jnp.int32), num_blocks

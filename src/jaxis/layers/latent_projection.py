@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -10,11 +12,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.config.quantization import QuantizationConfig
-from jaxis.kernels.weights import as_weight, head_matmul
+from jaxis.kernels.weights import PackedWeight, head_matmul
 from jaxis.kernels.weights.stack_packer import pack_stack
 from jaxis.layers.addition import HeadwiseAddition
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.weight_loader import place_array
+
+Matrix = TypeVar("Matrix", np.ndarray, jax.Array)
 
 
 class LatentUpProjection(JaxLinear):
@@ -110,22 +114,38 @@ class LatentUpProjection(JaxLinear):
 
     def after_loading(self) -> None:
         """Dequantizes the weight, or packs it head by head."""
-        if isinstance(self.weight.get_value(), jax.Array):
+        weight = self.weight.get_value()
+        if isinstance(weight, jax.Array):
             return
-        weight = self.product(jnp.eye(self.input_size), preferred_element_type=jnp.float32).T
-        if as_weight(self.weight.get_value()).is_packed:
-            self._pack(np.asarray(weight))
-        else:
-            self.weight.set_value(place_array(weight.astype(self.dtype), self.kernel_axes))
+        if isinstance(weight, PackedWeight):
+            self.take_packed(*self.packed_heads(weight))
+            return
+        floats = self.product(jnp.eye(self.input_size), preferred_element_type=jnp.float32).T
+        self.weight.set_value(place_array(floats.astype(self.dtype), self.kernel_axes))
 
-    def _pack(self, weight: np.ndarray) -> None:
-        """Packs a weight, float32 [H * (N + V), L], head by head."""
-        rounded = weight.astype(ml_dtypes.bfloat16)
-        heads = rounded if np.array_equal(rounded.astype(np.float32), weight) else weight
-        heads = heads.reshape(self.num_heads, -1, self.input_size)
-        self.key_weight = nnx.Param(pack_stack(heads[:, : self.key_dim].swapaxes(1, 2)))
-        self.value_weight = nnx.Param(pack_stack(heads[:, self.key_dim :]))
+    def take_packed(self, key_weight: PackedWeight | None, value_weight: PackedWeight | None) -> None:
+        """Has these instead of `weight`; None: they are yet to come."""
+        self.key_weight, self.value_weight = nnx.Param(key_weight), nnx.Param(value_weight)
         del self.weight
+
+    def packed_heads(self, weight: PackedWeight, dtype: DTypeLike | None = None) -> tuple[PackedWeight, PackedWeight]:
+        """What `key_weight` and `value_weight` are made of the packed weight.
+
+        Args:
+          weight: The weight.
+          dtype: Of theirs; None is bfloat16 where that is exact, else float32.
+        """
+        floats = np.asarray(weight.matmul(jnp.eye(self.input_size)).T)
+        if dtype is None:
+            rounded = floats.astype(ml_dtypes.bfloat16)
+            dtype = rounded.dtype if np.array_equal(rounded.astype(np.float32), floats) else floats.dtype
+        keys, values = self.by_heads(floats.astype(jnp.dtype(dtype)))
+        return pack_stack(keys), pack_stack(values)
+
+    def by_heads(self, weight: Matrix) -> tuple[Matrix, Matrix]:
+        """The parts of a weight [H * (N + V), L]: [H, L, N] of keys, and [H, V, L] of values."""
+        heads = weight.reshape(self.num_heads, -1, self.input_size)
+        return heads[:, : self.key_dim].swapaxes(1, 2), heads[:, self.key_dim :]
 
     def _of_heads(self) -> jax.Array:
         """The weight by heads, [H, N + V, L]."""

@@ -12,6 +12,7 @@ from flax import nnx
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.kernels.gates import gated, softplus
+from jaxis.kernels.materialize import in_whole_vectors
 from jaxis.kernels.selective_scan import selective_scan
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import StateArray, StateCacheSpec
@@ -116,7 +117,7 @@ class Mamba1(JaxModule):
         recurrent, out = selective_scan(
             values,
             dt,
-            -jnp.exp(self.A_log[...]),
+            -in_whole_vectors(jnp.exp, self.A_log[...]),
             b,
             c,
             self.D[...],

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxis.errors import ConfigError
 from jaxis.kernels.gates import gated, softplus
-from jaxis.kernels.materialize import materialize
+from jaxis.kernels.materialize import in_whole_vectors, materialize
 from jaxis.kernels.ssd import ssd
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import StateArray, StateCacheSpec
@@ -125,7 +125,7 @@ class Mamba2(JaxModule):
         recurrent, out = ssd(
             values.reshape(num_tokens, sizes.num_heads, sizes.head_dim),
             softplus(dt.astype(jnp.float32), self.dt_bias[...]),
-            -jnp.exp(self.A_log[...]),
+            -in_whole_vectors(jnp.exp, self.A_log[...]),
             b.reshape(num_tokens, sizes.num_groups, sizes.state_size),
             c.reshape(num_tokens, sizes.num_groups, sizes.state_size),
             self.D[...],

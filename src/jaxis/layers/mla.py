@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels import native
 from jaxis.kernels.latent_attention import context_parallel, latent_attention, latent_cache_layout, layout
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
-from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.attention_metadata import AttentionMetadata, consecutive_blocks
 from jaxis.layers.leaves import latent_up_projection, linear, rms_norm
 from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule
@@ -177,7 +179,7 @@ class MultiHeadLatentAttention(JaxModule):
         """What `_project` returns, and an indexer's selection -> the updated cache (None without one) and [T, E]."""
         q_nope, q_rope = jnp.split(q, [self.sizes.qk_nope_head_dim], axis=-1)
         operands = (q_nope, q_rope, latents, rope_key, metadata, selection)
-        if kv_cache is None:
+        if kv_cache is None and metadata.scratch is None:
             out = self._attend_to_whole_sequences(*operands)
         else:
             kv_cache, out = self._attend_to_cache(kv_cache, *operands)
@@ -204,20 +206,22 @@ class MultiHeadLatentAttention(JaxModule):
 
     def _attend_to_cache(
         self,
-        kv_cache: PagedCache,
+        kv_cache: PagedCache | None,
         q_nope: jax.Array,
         q_rope: jax.Array,
         latents: jax.Array,
         rope_key: jax.Array,
         metadata: AttentionMetadata,
         selection: jax.Array | None,
-    ) -> tuple[PagedCache, jax.Array]:
-        """The updated cache, and [T, H, V]."""
+    ) -> tuple[PagedCache | None, jax.Array]:
+        """The updated cache, or None where it is for this call only; and [T, H, V]."""
         if self.rope is not None:
             q_rope, rope_key = self.rope(q_rope, rope_key, metadata.input_positions)
         q = jnp.concatenate([self.kv_b_proj.absorb_into_queries(q_nope), q_rope], axis=-1)
         entries = jnp.concatenate([latents, rope_key[:, 0]], axis=-1)
         options = {"value_dim": self.sizes.kv_lora_rank, "scale": self.scale}
+        if kv_cache is None:
+            return None, self.kv_b_proj.values_of(_attention_through_scratch(q, entries, metadata, **options))
         operands = (
             q,
             entries,
@@ -262,6 +266,54 @@ class MultiHeadLatentAttention(JaxModule):
         scores += jnp.einsum("thd,sd->hts", q_rope, rope_key[:, 0], preferred_element_type=jnp.float32)
         weights = jax.nn.softmax(jnp.where(visible, scores * self.scale, -jnp.inf), axis=-1)
         return jnp.einsum("hts,shv->thv", weights.astype(v.dtype), v)
+
+
+def _attention_through_scratch(
+    q: jax.Array, entries: jax.Array, metadata: AttentionMetadata, *, value_dim: int, scale: float
+) -> jax.Array:
+    """Attention within each sequence by the paged kernel; its derivative is that of the definition.
+
+    Args:
+      q: [T, H, D].
+      entries: [T, D].
+      metadata: Asks for a scratch cache, to whose type entries are rounded, which changes no derivative.
+      value_dim: Elements of a latent.
+      scale: Multiplies the scores.
+
+    Returns:
+      [T, H, value_dim].
+    """
+    scratch = metadata.scratch
+    assert scratch is not None
+
+    def paged(q: jax.Array, entries: jax.Array, metadata: AttentionMetadata) -> jax.Array:
+        cache_layout = latent_cache_layout(scratch.block_size, value_dim, entries.shape[1] - value_dim, scratch.dtype)
+        block_tables, num_blocks = consecutive_blocks(metadata, scratch.block_size)
+        return latent_attention(
+            q,
+            entries,
+            cache_layout.cache(jnp.zeros((num_blocks, *cache_layout.shape), cache_layout.dtype)),
+            metadata.input_positions,
+            metadata.seq_lens,
+            block_tables,
+            metadata.query_start_loc,
+            metadata.request_distribution,
+            value_dim=value_dim,
+            scale=scale,
+        )[1]
+
+    def definition(q: jax.Array, entries: jax.Array, metadata: AttentionMetadata) -> jax.Array:
+        entries = entries.astype(scratch.dtype).astype(jnp.float32)
+        request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], len(q))
+        token = jnp.arange(len(q))
+        visible = (request[:, None] == request) & (token[:, None] >= token) & valid
+        visible |= (token[:, None] == token) & ~valid
+        scores = jnp.einsum("thd,sd->hts", q.astype(jnp.float32), entries) * scale
+        weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+        return jnp.einsum("hts,sd->thd", weights, entries[:, :value_dim]).astype(q.dtype)
+
+    described = dataclasses.replace(metadata, block_tables=None, state_slots=None, scratch=None)
+    return native.transformable(paged, definition)(q, entries, described)
 
 
 def _on_each_devices_heads(kernel: Callable[..., Any], num_heads: int, num_operands: int) -> Callable[..., Any]:

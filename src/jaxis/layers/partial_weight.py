@@ -77,7 +77,7 @@ class WeightLoader:
         shape = self._target.shape
 
         def make(key: jax.Array) -> WeightValue:
-            return self._initial_weight(init(key, shape, self.dtype))
+            return self.weight_of(init(key, shape, self.dtype))
 
         return parameter_of(make, rngs, shape, self.dtype, logical_axes=self.slot.axes, weight_loader=self)
 
@@ -265,7 +265,8 @@ class WeightLoader:
         # Packed arrays are already in place.
         return jax.tree.map(lambda a: place_array(a, axes) if isinstance(a, np.ndarray) else a, weight)
 
-    def _initial_weight(self, array: jax.Array) -> WeightValue:
+    def weight_of(self, array: jax.Array) -> WeightValue:
+        """The weight that these floats are quantized or packed to: [out, in], or [X, out, in] for experts."""
         recipe = self.recipe
         if recipe.scheme is None and not recipe.packs:
             return in_equal_parts(array, self.slot.axes) if self.slot.num_experts is None else array

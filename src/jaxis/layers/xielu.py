@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.kernels.materialize import in_whole_vectors, materialize
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scope import LayerScope
 
@@ -36,6 +37,9 @@ class XIELU(JaxModule):
         alpha_p, alpha_n, beta, eps = (
             each[...].astype(jnp.float32) for each in (self.alpha_p, self.alpha_n, self.beta, self.eps)
         )
-        positive = jax.nn.softplus(alpha_p) * wide * wide
-        negative = (beta + jax.nn.softplus(alpha_n)) * (jnp.expm1(jnp.minimum(wide, eps)) - wide)
-        return (jnp.where(wide > 0, positive, negative) + beta * wide).astype(x.dtype)
+        # Rounded between steps, so that no product is fused with a sum in one program and not in another.
+        p, n = (in_whole_vectors(jax.nn.softplus, alpha) for alpha in (alpha_p, alpha_n))
+        n = materialize(beta + n)
+        positive = p * wide * wide
+        negative = n * (in_whole_vectors(jnp.expm1, jnp.minimum(wide, eps)) - wide)
+        return (materialize(jnp.where(wide > 0, positive, negative)) + materialize(beta * wide)).astype(x.dtype)

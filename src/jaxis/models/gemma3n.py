@@ -14,6 +14,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import layer_span, layer_type
 from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.errors import ConfigError
+from jaxis.kernels.materialize import materialize
 from jaxis.layers.altup import AltUp, GaussianTopK, Laurel, SparseGLU, join_states, split_states
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput, SandwichNormDecoderLayer
@@ -127,7 +128,7 @@ class Gemma3nDecoderLayer(SandwichNormDecoderLayer):
         normed = self.input_layernorm(active)
         kv_cache, attended = self.mixer(kv_cache, normed, metadata)
         residual = active + self.post_attention_layernorm(attended) + self.laurel(normed)
-        residual = scaled(residual, 2**-0.5)
+        residual = materialize(scaled(residual, 2**-0.5))
         computed = residual + self.post_feedforward_layernorm(
             self.mlp(self.pre_feedforward_layernorm(residual), metadata)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +21,7 @@ from jaxis.models.registry import model_class_of
 from jaxis.training.adapters import AdaptedLayers, choose_layers
 from jaxis.training.base_model import BaseModel
 from jaxis.training.config import DPO, ENGINE, ROUTER_KEYS, TrainConfig
-from jaxis.training.engine_forward import EngineAdapters, check_engine_forward
+from jaxis.training.engine_forward import EngineAdapters, EngineWeights, check_engine_forward
 from jaxis.training.export import merged_with, replaced_by, write_model
 from jaxis.training.functional_model import FunctionalModel, Values, cast_floats, is_float, values_of
 from jaxis.training.objectives import Forward, make_forward
@@ -46,6 +47,10 @@ class Trainable(Protocol):
         """What the model's parameters hold."""
         ...
 
+    def follow(self, trained: Mapping[str, jax.Array]) -> None:
+        """Makes of what is trained, after each step and before the first, what `frozen` has of it."""
+        ...
+
     def forward(self, *, is_training: bool) -> Forward:
         """The model: with dropout and with layers computed again as asked for, or as it is served."""
         ...
@@ -68,16 +73,16 @@ def make_trainable(config: TrainConfig, base: BaseModel, progress: ProgressDispl
     """
     if config.training.forward_pass == ENGINE:
         check_engine_forward(config)
-        return _AdaptersInEngine(config, base, progress)
+        return (_AdaptersInEngine if config.training.use_peft else _AllWeightsInEngine)(config, base, progress)
     return (_Adapters if config.training.use_peft else _AllWeights)(config, base, progress)
 
 
 class _AllWeights:
-    """All float parameters; see `Trainable`."""
+    """All float parameters, in plain JAX; see `Trainable`."""
 
     def __init__(self, config: TrainConfig, base: BaseModel, progress: ProgressDisplay) -> None:
         self._config, self._base = config, base
-        model = base.load(
+        model = self._floats().load(
             jnp.float32, progress, random=not config.model.load_pretrained_weights, seed=config.training.seed
         )
         values = values_of(model)
@@ -94,15 +99,27 @@ class _AllWeights:
         self._is_tied = getattr(model, "lm_head", None) is None
         self.initial = {name: value for name, value in values.items() if is_float(value)}
         self.frozen: Values = {name: value for name, value in values.items() if not is_float(value)}
-        if config.training.trainer_type == DPO:
-            copies = {name: jnp.array(value, copy=True) for name, value in self.initial.items()}
-            self.frozen = {**self.frozen, **cast_floats(copies, base.compute_dtype)}
-        is_same = base.compute_dtype == jnp.float32
-        self._model = FunctionalModel(model if is_same else base.construct(base.compute_dtype))
-        self._observes_routers = self._model.has_experts and router_coefficient(config, base) > 0
-        self.placement = _placement(self.initial, self.frozen, base.devices, self._model.logical_axes)
+        logical_axes = self._prepare(model)
+        self.placement = _placement(self.initial, self.frozen, base.devices, logical_axes)
         self.initial = base.devices.put(self.initial, self.placement.trained)
         self.frozen = base.devices.put(self.frozen, self.placement.frozen)
+
+    def _floats(self) -> BaseModel:
+        """The model whose weights are trained."""
+        return self._base
+
+    def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
+        """Takes the model; the logical axes of its weights."""
+        dtype = self._base.compute_dtype
+        if self._config.training.trainer_type == DPO:
+            copies = {name: jnp.array(value, copy=True) for name, value in self.initial.items()}
+            self.frozen = {**self.frozen, **cast_floats(copies, dtype)}
+        self._model = FunctionalModel(model if dtype == jnp.float32 else self._base.construct(dtype))
+        self._observes_routers = self._model.has_experts and router_coefficient(self._config, self._base) > 0
+        return self._model.logical_axes
+
+    def follow(self, trained: Mapping[str, jax.Array]) -> None:
+        """Nothing is made of it."""
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         return {**frozen, **cast_floats(trained, self._base.compute_dtype)}
@@ -120,6 +137,40 @@ class _AllWeights:
 
     def write(self, folder: Path, trained: Mapping[str, np.ndarray]) -> None:
         write_model(self._base.path, folder, replaced_by(self.places, trained), is_tied=self._is_tied)
+
+
+class _AllWeightsInEngine(_AllWeights):
+    """All float parameters, beside what the engine has of them; see `Trainable`."""
+
+    def _floats(self) -> BaseModel:
+        # A quantization that is asked for is the engine's.
+        return dataclasses.replace(self._base, quantization=None)
+
+    def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
+        del model
+        dtype = self._base.compute_dtype
+        self._engine_model = EngineWeights(self._base.construct(dtype, packed=True), dtype)
+        self._observes_routers = self._engine_model.has_experts and router_coefficient(self._config, self._base) > 0
+        if self._config.training.trainer_type == DPO:
+            copies = {name: jnp.array(value, copy=True) for name, value in self.initial.items()}
+            self.frozen = {**self.frozen, **self._engine_model.served(copies, self._engine_model.packed(copies))}
+        self.follow(self.initial)
+        return {}
+
+    def follow(self, trained: Mapping[str, jax.Array]) -> None:
+        self.frozen = {**self.frozen, **self._engine_model.packed(trained)}
+
+    def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
+        return self._engine_model.combine(trained, frozen)
+
+    def forward(self, *, is_training: bool) -> Forward:
+        return self._engine_model.forward(
+            recompute=is_training and self._config.training.enable_gradient_checkpointing,
+            observes_routers=is_training and self._observes_routers,
+        )
+
+    def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
+        return self._engine_model.bind(self._engine_model.served(trained, self.frozen))
 
 
 class _Adapters:
@@ -154,6 +205,9 @@ class _Adapters:
         self._observes_routers = self._model.has_experts and router_coefficient(self._config, self._base) > 0
         return self._model.logical_axes
 
+    def follow(self, trained: Mapping[str, jax.Array]) -> None:
+        """Nothing is made of it."""
+
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         return self._layers.combine(trained, frozen)
 
@@ -185,14 +239,17 @@ class _AdaptersInEngine(_Adapters):
 
     def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
         self._engine_model = EngineAdapters(model, self._layers, self._base.compute_dtype)
+        self._observes_routers = self._engine_model.has_experts and router_coefficient(self._config, self._base) > 0
         return {}
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         return self._engine_model.combine(trained, frozen)
 
     def forward(self, *, is_training: bool) -> Forward:
-        recompute = is_training and self._config.training.enable_gradient_checkpointing
-        return self._engine_model.forward(recompute=recompute)
+        return self._engine_model.forward(
+            recompute=is_training and self._config.training.enable_gradient_checkpointing,
+            observes_routers=is_training and self._observes_routers,
+        )
 
     def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
         return self._engine_model.bind(self.combine(trained, self.frozen))

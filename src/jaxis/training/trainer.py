@@ -43,7 +43,8 @@ _FREE_TO_CHANGE = frozenset(
         *("output_dir", "save_steps", "save_final_model", "logging_steps", "eval_strategy", "eval_steps"),
         *("per_device_eval_batch_size", "resume_from_checkpoint", "try_resume_from_last_checkpoint"),
         *("enable_gradient_checkpointing", "enable_tensorboard", "logging_dir", "metrics_function"),
-        *("grpo", "log_completions"),  # the fields of the first are a section of their own
+        # The fields of the first are a section of their own.
+        *("grpo", "log_completions", "vocab_mismatch_positions"),
         *TrainingParams.WITHOUT_EFFECT,
     }
 )
@@ -157,6 +158,8 @@ class _Run:
     def run(self, resumed: Path | None, progress: ProgressDisplay) -> TrainingResult:
         model = make_trainable(self._config, self._base, progress)
         trained, state, first = self._start(model, resumed)
+        if first:
+            model.follow(trained)
         objective = make_objective(self._params)
         step_function = make_step(
             model.forward(is_training=True),
@@ -179,6 +182,7 @@ class _Run:
                     trained, state, reported = step_function(
                         trained, model.frozen, state, batch, jax.random.fold_in(key, step)
                     )
+                    model.follow(trained)
                     values = {name: float(reported[name]) for name in ("loss", *sorted(reported.keys() - {"loss"}))}
                     values |= drawn
                     done = step + 1
@@ -203,6 +207,8 @@ class _Run:
             self._data.source.close()
             if self._scores is not None:
                 self._scores.close()
+        for line in self._data.source.summary():
+            self._note(line)
         if self._params.save_final_model:
             self._write(model, self._finished(trained))
         return TrainingResult(self._total, self._total, self._output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +13,12 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
+from jaxis.kernels import native
 from jaxis.kernels.activations import KERNEL_NAMES
 from jaxis.kernels.grouped_matmul import accelerator_kernels, kernels_of_platform
 from jaxis.kernels.weights.float_weight import as_value, as_weight
 from jaxis.kernels.weights.grouped_experts import experts_by_groups
-from jaxis.kernels.weights.packed_weight import quantize_and_pack
+from jaxis.kernels.weights.packed_weight import PackedWeight, floats_of, quantize_and_pack
 from jaxis.kernels.weights.quantize import quantize
 from jaxis.kernels.weights.scheme import WeightScheme
 from jaxis.kernels.weights.shards import (
@@ -28,7 +30,7 @@ from jaxis.kernels.weights.shards import (
     shard_specs,
     stack_struct,
 )
-from jaxis.kernels.weights.weight import Allocate, ExpertStacks, Weight, WeightValue
+from jaxis.kernels.weights.weight import Allocate, ExpertStacks, GatedUnit, Weight, WeightValue
 from jaxis.parallel.mesh import on_each_device
 
 # Products with a weight: by XLA, or on TPU and GPU by a kernel where XLA would hold it dequantized in memory.
@@ -221,8 +223,32 @@ def experts(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stac
     Returns:
       [T, E] in x's type.
     """
-    y = as_weight(stacks.up).experts(x, expert_ids, expert_weights, stacks)
-    return experts_by_groups(x, expert_ids, expert_weights, stacks) if y is None else y
+    if isinstance(stacks.up, PackedWeight):
+        constants = {name: getattr(stacks, name) for name in ("num_experts", "gated_unit", "scales_input")}
+        kernel = _packed_experts(*constants.values())
+        return kernel(x, expert_ids, expert_weights, stacks.weights, stacks.biases)
+    return experts_by_groups(x, expert_ids, expert_weights, stacks)
+
+
+@functools.cache
+def _packed_experts(num_experts: int, gated_unit: GatedUnit, scales_input: bool) -> Callable[..., jax.Array]:
+    """`experts` of weights and biases of packed stacks; its derivative is that of products of what these stand for."""
+
+    def stacks_of(weights: Sequence[Any], biases: Sequence[Any]) -> ExpertStacks:
+        return ExpertStacks(*weights, *biases, num_experts, gated_unit, scales_input)
+
+    def kernel(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, weights: Any, biases: Any) -> jax.Array:
+        _, up, _ = weights
+        return up.experts(x, expert_ids, expert_weights, stacks_of(weights, biases))
+
+    def definition(
+        x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, weights: Any, biases: Any
+    ) -> jax.Array:
+        floats = [None if weight is None else floats_of(weight) for weight in weights]
+        stacks = stacks_of(floats, [None if bias is None else bias.astype(jnp.float32) for bias in biases])
+        return experts_by_groups(x.astype(jnp.float32), expert_ids, expert_weights, stacks).astype(x.dtype)
+
+    return native.transformable(kernel, definition)
 
 
 def dequantize(weight: WeightValue, dtype: DTypeLike = jnp.float32) -> jax.Array:

@@ -1,15 +1,16 @@
 """PackedWeight: a weight packed for the native kernels on CPU, and the products with it.
 
-The layout is described in native/src/matmul.h. The products of weights [out, in] can be differentiated with respect to
-everything but the weights; those of experts cannot.
+The layout is described in native/src/matmul.h. Products can be differentiated with respect to everything but the packed
+data; a weight that is trained brings the floats that it was packed of, which get its derivative.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,8 @@ from jaxis.kernels.weights.weight import Allocate, ExpertStacks, Weight, WeightV
 
 _BYTES_PER_TASK = 1 << 20
 
+Arrays: TypeAlias = Sequence[jax.Array]
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -37,11 +40,14 @@ class PackedWeight(Weight):
       data: uint8 [..., panels, panel's bytes]: 32 rows a panel.
       out_size: Rows of each weight.
       format: What weights must share to be multiplied in one kernel call.
+      master: float32 [..., out, in], which it was packed of, where derivatives are taken with respect to that: rounding
+        changes none ("straight through"). No product reads it.
     """
 
     data: jax.Array | np.ndarray
     out_size: int = field(metadata={"static": True})
     format: PackedFormat = field(metadata={"static": True})
+    master: jax.Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,9 +75,7 @@ class PackedWeight(Weight):
         return self.lookup(jnp.arange(self.out_size, dtype=jnp.int32), dtype)
 
     def lookup(self, ids: jax.Array, dtype: DTypeLike) -> jax.Array:
-        output = jax.ShapeDtypeStruct((*ids.shape, self.format.in_size), jnp.float32)
-        operands, size = (ids, self.data), np.int64(self.out_size)
-        return native.call("packed_rows", output, *operands, n=size, format=self.format.encode()).astype(dtype)
+        return _rows(self.out_size, self.format)(ids, self.data, self.master).astype(dtype)
 
     def take_rows(self, rows: np.ndarray) -> Self:
         raise TypeError("rows of a packed weight cannot be taken one by one")
@@ -109,13 +113,12 @@ class PackedWeight(Weight):
         return y.astype(x.dtype)
 
     def head_matmul(self, x: jax.Array) -> jax.Array:
-        output = jax.ShapeDtypeStruct((*x.shape[:2], self.out_size), jnp.float32)
-        operands = x.astype(jnp.float32), self.data
-        return native.call("head_matmul", output, *operands, format=self.format.encode()).astype(x.dtype)
+        return _head_product(self.out_size, self.format)(x.astype(jnp.float32), self.data, self.master).astype(x.dtype)
 
     def experts(
         self, x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks
     ) -> jax.Array:
+        """`functions.experts` in one kernel, for `stacks` whose `up` is this weight."""
         num_tokens, k = expert_ids.shape
         inputs = x.astype(jnp.float32)
         if stacks.scales_input:
@@ -272,28 +275,34 @@ def matmul(
     """
     rows = x.reshape(-1, x.shape[-1])
     product = _product(tuple((weight.out_size, weight.format) for weight in weights), act_qtype is not None, activation)
-    panels, flat = (weight.data for weight in weights), (each.reshape(len(rows), -1) for each in (*addends, *factors))
-    return [result.reshape(*x.shape[:-1], result.shape[-1]) for result in product(rows, *panels, *flat)]
+    panels, masters = [weight.data for weight in weights], [weight.master for weight in weights]
+    flat = [[each.reshape(len(rows), -1) for each in arrays] for arrays in (addends, factors)]
+    return [result.reshape(*x.shape[:-1], result.shape[-1]) for result in product(rows, panels, masters, *flat)]
 
 
 @functools.cache
 def _product(
     forms: tuple[tuple[int, PackedFormat], ...], quantizes_input: bool, activation: str | None
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """`matmul` of x [T, in], the panels of as many weights as there are forms, (rows, format), addends and factors.
+    """`matmul` of x [T, in]: panels of as many weights as there are forms, (rows, format), masters, addends, factors.
 
     Its derivative is that of the products with what the weights stand for: rounding the input changes none.
     """
     sizes, weight_format = [size for size, _ in forms], forms[0][1]
 
-    def kernel(rows: jax.Array, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    def kernel(
+        rows: jax.Array, panels: Arrays, masters: Sequence[jax.Array | None], addends: Arrays, factors: Arrays
+    ) -> tuple[jax.Array, ...]:
+        del masters
         outputs = [jax.ShapeDtypeStruct((rows.shape[0], size), jnp.float32) for size in sizes]
         return tuple(
             native.call(
                 "matmul",
                 outputs if activation is None else outputs[:1],
                 rows,
-                *operands,
+                *panels,
+                *addends,
+                *factors,
                 n=np.asarray(sizes, np.int64),
                 quantize_activations=quantizes_input,
                 activation=np.int32(ACTIVATIONS[activation or "none"]),
@@ -301,11 +310,11 @@ def _product(
             )
         )
 
-    def definition(rows: jax.Array, *operands: jax.Array) -> tuple[jax.Array, ...]:
-        panels, addends, factors = (operands[i * len(forms) :][: len(forms)] for i in range(3))
-        products = [
-            _in_blocks(rows, PackedWeight(data, size, each)) for data, (size, each) in zip(panels, forms, strict=True)
-        ]
+    def definition(
+        rows: jax.Array, panels: Arrays, masters: Sequence[jax.Array | None], addends: Arrays, factors: Arrays
+    ) -> tuple[jax.Array, ...]:
+        weights = [PackedWeight(data, *form, master) for data, form, master in zip(panels, forms, masters, strict=True)]
+        products = [_in_blocks(rows, weight) for weight in weights]
         if addends:
             products = [y + addend for y, addend in zip(products, addends, strict=True)]
         if factors:
@@ -318,14 +327,62 @@ def _product(
     return native.transformable(kernel, definition)
 
 
+def floats_of(weight: PackedWeight) -> jax.Array:
+    """What a weight [..., out, in] stands for, float32, with its derivative."""
+    master = weight.master
+    if master is not None and weight.format.qtype == "float32":
+        return master
+    matrix = dataclasses.replace(weight, master=None)
+    if weight.data.ndim > 2:
+        rounded = jax.lax.map(lambda data: dataclasses.replace(matrix, data=data).dequantize(), weight.data)
+    else:
+        rounded = matrix.dequantize()
+    return rounded if master is None else master + jax.lax.stop_gradient(rounded - master)
+
+
+@functools.cache
+def _head_product(out_size: int, weight_format: PackedFormat) -> Callable[..., jax.Array]:
+    """`PackedWeight.head_matmul` of x [T, H, in], the panels of a stack and its master, all in float32."""
+
+    def kernel(x: jax.Array, data: jax.Array, master: jax.Array | None) -> jax.Array:
+        del master
+        output = jax.ShapeDtypeStruct((*x.shape[:2], out_size), jnp.float32)
+        return native.call("head_matmul", output, x, data, format=weight_format.encode())
+
+    def definition(x: jax.Array, data: jax.Array, master: jax.Array | None) -> jax.Array:
+        return jnp.einsum("thi,hoi->tho", x, floats_of(PackedWeight(data, out_size, weight_format, master)))
+
+    return native.transformable(kernel, definition)
+
+
+@functools.cache
+def _rows(out_size: int, weight_format: PackedFormat) -> Callable[..., jax.Array]:
+    """`PackedWeight.lookup` of ids, panels and master, in float32."""
+
+    def kernel(ids: jax.Array, data: jax.Array, master: jax.Array | None) -> jax.Array:
+        del master
+        output = jax.ShapeDtypeStruct((*ids.shape, weight_format.in_size), jnp.float32)
+        size = np.int64(out_size)
+        return native.call("packed_rows", output, ids, data, n=size, format=weight_format.encode())
+
+    def definition(ids: jax.Array, data: jax.Array, master: jax.Array | None) -> jax.Array:
+        rows = kernel(ids, data, None)
+        if master is None:
+            return rows
+        chosen = jnp.take(master, ids, axis=0, mode="clip")
+        return chosen + jax.lax.stop_gradient(rows - chosen)
+
+    return native.transformable(kernel, definition)
+
+
 _DEFINITIONS = {"silu": jax.nn.silu, "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True)}
 _BLOCK_ROWS = 8192
 
 
 def _in_blocks(x: jax.Array, weight: PackedWeight) -> jax.Array:
     """x [T, in] -> [T, out] by XLA, with so many rows of the weight at a time in float32."""
-    if weight.out_size <= _BLOCK_ROWS:
-        return x @ weight.dequantize().T
+    if weight.out_size <= _BLOCK_ROWS or weight.master is not None:
+        return x @ floats_of(weight).T
     num_blocks = -(-weight.out_size // _BLOCK_ROWS)
     ids = jnp.arange(num_blocks * _BLOCK_ROWS, dtype=jnp.int32).reshape(num_blocks, -1)
     products = jax.lax.map(jax.checkpoint(lambda block: x @ weight.lookup(block, jnp.float32).T), ids)

@@ -160,12 +160,6 @@ class Weight(Protocol):
         """`x[t, h] @ weight[h].T` for x [T, H, in] and a stack [H, out, in] -> [T, H, out] in x's type."""
         return jnp.einsum("thi,hoi->tho", x, self.dequantize(x.dtype))
 
-    def experts(
-        self, x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks
-    ) -> jax.Array | None:
-        """`functions.experts` in one kernel, for `stacks` whose `up` is this weight; None if there is none."""
-        return None
-
 
 WeightValue: TypeAlias = jax.Array | np.ndarray | Weight
 """What a parameter holds: a float array, or another form of a weight."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from jaxis.kernels.materialize import materialize
 from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.scale import scaled
@@ -67,6 +68,7 @@ class LayerEmbeddingsModel(DecoderModel):
         shape = (input_ids.shape[0], len(self.layers), -1)
         projected = scaled(self.per_layer_model_projection(embeddings), self.projection_scale).reshape(shape)
         in_table = jnp.where(input_ids < self.num_layer_embeddings, input_ids, 0)
-        own = self.embed_tokens_per_layer(in_table).reshape(shape)
+        # Rounded, so that no program fuses its factor with the sum that follows.
+        own = materialize(self.embed_tokens_per_layer(in_table)).reshape(shape)
         mixed = scaled(self.per_layer_projection_norm(projected) + own, 2**-0.5)
         return [(mixed[:, i],) for i in range(len(self.layers))]
