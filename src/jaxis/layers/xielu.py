@@ -15,7 +15,7 @@ class XIELU(JaxModule):
     """`p x^2 + beta x` for x above 0, and `n (expm1(min(x, eps)) - x) + beta x` otherwise, in float32.
 
     p is `softplus(alpha_p)` and n is `beta + softplus(alpha_n)`. Checkpoints have all four numbers: `alpha_p` and
-    `alpha_n` [1], `beta` and `eps` [].
+    `alpha_n` [1], `beta` and `eps` []. The last two are constants, which training leaves as they are.
 
     Args:
       scope: The layer's scope.
@@ -37,6 +37,7 @@ class XIELU(JaxModule):
         alpha_p, alpha_n, beta, eps = (
             each[...].astype(jnp.float32) for each in (self.alpha_p, self.alpha_n, self.beta, self.eps)
         )
+        beta, eps = jax.lax.stop_gradient((beta, eps))
         # Rounded between steps, so that no product is fused with a sum in one program and not in another.
         p, n = (in_whole_vectors(jax.nn.softplus, alpha) for alpha in (alpha_p, alpha_n))
         n = materialize(beta + n)

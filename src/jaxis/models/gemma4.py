@@ -161,7 +161,8 @@ class Gemma4DecoderLayer(SandwichNormDecoderLayer):
             assert per_layer_input is not None
             gated = self.activation(self.per_layer_input_gate(x)) * per_layer_input
             x = x + self.post_per_layer_input_norm(self.per_layer_projection(gated))
-        return kv_cache, x * self.layer_scalar[...]
+        # A constant, which training leaves as it is.
+        return kv_cache, x * jax.lax.stop_gradient(self.layer_scalar[...])
 
     def _feed_forward(self, x: jax.Array, metadata: AttentionMetadata) -> jax.Array:
         """x [T, E], not normed -> [T, E]."""
