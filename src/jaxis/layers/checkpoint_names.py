@@ -22,11 +22,13 @@ class CheckpointNames:
         that is already the one here as it is.
       other_names: Applied before those, to a checkpoint's names only: what some of a family's files say otherwise.
       transposed: How the names of a checkpoint's tensors end that are [in, out] where the parameters are [out, in].
+      module_renames: As `renames`, of what transformers, and so PEFT, calls modules; None: as checkpoints do.
     """
 
     renames: Sequence[Rename] = ()
     other_names: Sequence[Rename] = ()
     transposed: tuple[str, ...] = ()
+    module_renames: Sequence[Rename] | None = None
 
     def name_here(self, name_in_checkpoint: str) -> str:
         """The name here of a checkpoint's module or tensor."""
@@ -40,6 +42,12 @@ class CheckpointNames:
         """A checkpoint's tensor with the axes that the parameter has."""
         return tensor.T if name_in_checkpoint.endswith(self.transposed) else tensor
 
+    def name_of_module(self, name_in_checkpoint: str) -> str:
+        """What transformers calls a checkpoint's module."""
+        if self.module_renames is None:
+            return name_in_checkpoint
+        return _renamed(self.name_here(name_in_checkpoint), _backwards(self.module_renames))
+
     # Made once: a checkpoint may have tens of thousands of tensors.
     @functools.cached_property
     def _forwards(self) -> list[Rename]:
@@ -47,7 +55,11 @@ class CheckpointNames:
 
     @functools.cached_property
     def _backwards(self) -> list[Rename]:
-        return [(f".{new}.", f".{old}.") for old, new in reversed(self.renames)]
+        return _backwards(self.renames)
+
+
+def _backwards(renames: Sequence[Rename]) -> list[Rename]:
+    return [(f".{new}.", f".{old}.") for old, new in reversed(renames)]
 
 
 def _renamed(name: str, renames: Iterable[Rename]) -> str:

@@ -48,7 +48,10 @@ class AyaVisionForConditionalGeneration(TextPart, Cohere2ForCausalLM):
 
 
 class Cohere2VisionForConditionalGeneration(AyaVisionForConditionalGeneration):
-    """Command A Vision; images are not supported."""
+    """Command A Vision, whose checkpoints name the text model's modules as those of a text model alone; images are not
+    supported."""
+
+    module_renames = AyaVisionForConditionalGeneration.other_names
 
 
 FAMILY = Family(

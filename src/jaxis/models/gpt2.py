@@ -11,6 +11,7 @@ class GPT2LMHeadModel(Gpt2CausalLM):
 
     layer_class = Gpt2DecoderLayer
     renames = ()
+    module_renames = Gpt2CausalLM.renames
     # The first checkpoints have no prefix.
     other_names = (
         *((f"transformer.{module}", module) for module in ("wte", "wpe", "h", "ln_f")),

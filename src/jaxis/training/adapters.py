@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.errors import ConfigError
-from jaxis.layers.checkpoint_names import CheckpointNames, checkpoint_names_of
+from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.embed import JaxLmHead
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, named_modules
+from jaxis.layers.routing import JaxRouter
 from jaxis.loading.safetensors_writer import write_tensors
 from jaxis.lora.adapter import WEIGHTS_FILE
 from jaxis.lora.peft_config import CONFIG_FILE
@@ -34,14 +36,18 @@ class AdaptedLayers:
     Attributes:
       params: How the user asked for them.
       sizes: Name of a layer here -> its features in and out.
-      names: What checkpoints call them.
-      modules: The modules of the checkpoint.
+      theirs: Name of a layer here -> what PEFT calls it.
+      others: What PEFT calls all other modules.
+      is_transposed: Whether PEFT finds their weights as [in, out].
+      changes_head: Whether the head is one of them.
     """
 
     params: PeftParams
     sizes: Mapping[str, tuple[int, int]]
-    names: CheckpointNames
-    modules: Collection[str] = ()
+    theirs: Mapping[str, str]
+    others: Collection[str]
+    is_transposed: bool
+    changes_head: bool
 
     @property
     def scale(self) -> float:
@@ -95,15 +101,14 @@ class AdaptedLayers:
           base_model: The model that they are for.
         """
         tensors = {}
-        for name in sorted(self.sizes, key=self.names.name_in_checkpoint):
+        for name in sorted(self.sizes, key=self.theirs.__getitem__):
             for part in (_A, _B):
-                theirs = f"base_model.model.{self.names.name_in_checkpoint(name)}.{part}"
-                tensors[theirs] = np.asarray(trained[f"{name}.{part}"])
+                tensors[f"base_model.model.{self.theirs[name]}.{part}"] = np.asarray(trained[f"{name}.{part}"])
         write_tensors(folder / WEIGHTS_FILE, tensors)
         config = {
             "base_model_name_or_path": base_model,
             "bias": "none",
-            "fan_in_fan_out": False,
+            "fan_in_fan_out": self.is_transposed,
             "inference_mode": True,
             "init_lora_weights": True,
             "lora_alpha": self.params.lora_alpha,
@@ -125,11 +130,9 @@ class AdaptedLayers:
 
     def _target_modules(self) -> list[str]:
         """Ends of the layers' names if those name nothing else, else whole names."""
-        theirs = {self.names.name_in_checkpoint(name) for name in self.sizes}
-        ends = {name.rpartition(".")[2] for name in theirs}
-        if any(name.rpartition(".")[2] in ends for name in self.modules if name not in theirs):
-            return sorted(theirs)
-        return sorted(ends)
+        names = sorted(self.theirs.values())
+        ends = {name.rpartition(".")[2] for name in names}
+        return names if any(name.rpartition(".")[2] in ends for name in self.others) else sorted(ends)
 
 
 def choose_layers(model: JaxModule, params: PeftParams, modules: Collection[str]) -> AdaptedLayers:
@@ -144,31 +147,46 @@ def choose_layers(model: JaxModule, params: PeftParams, modules: Collection[str]
       ConfigError: There is no such layer, or PEFT could not find one that was named.
     """
     names = checkpoint_names_of(model)
+    known_as = {names.name_here(module): module for module in modules}
     layers = {
         name: layer
         for name, layer in {id(m): (n, m) for n, m in named_modules(model)}.values()
         if isinstance(layer, JaxLinear) and not name.startswith("draft.")
     }
-    chosen: dict[str, tuple[int, int]] = {}
+    sizes: dict[str, tuple[int, int]] = {}
+    found: dict[str, str] = {}
     for name, layer in layers.items():
         theirs = names.name_in_checkpoint(name)
-        wanted = _is_named(theirs, params.targets) if params.targets else not isinstance(layer, JaxLmHead)
+        if theirs not in modules:
+            theirs = known_as.get(name, theirs)
+        found[name] = theirs
+        # What scores experts is no linear layer for PEFT, which changes it only where it is named.
+        wanted = _is_named(theirs, params.targets) if params.targets else not isinstance(layer, JaxLmHead | JaxRouter)
         if not wanted or _is_named(theirs, params.lora_exclude_modules):
             continue
         if theirs in modules:
-            chosen[name] = (layer.input_size, layer.output_size)
+            sizes[name] = (layer.input_size, layer.output_size)
         elif params.targets:
             raise ConfigError(
                 f"peft.lora_target_modules names {theirs!r}, which the checkpoint has fused or otherwise, so that PEFT "
                 "could not find it: leave it out"
             )
     for end in params.targets or ():
-        if not any(_is_named(names.name_in_checkpoint(name), (end,)) for name in layers):
-            known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+        if not any(_is_named(theirs, (end,)) for theirs in found.values()):
+            known = ", ".join(sorted({theirs.rpartition(".")[2] for theirs in found.values()}))
             raise ConfigError(f"peft.lora_target_modules has {end!r}, which no linear layer is called; known: {known}")
-    if not chosen:
+    if not sizes:
         raise ConfigError("peft.lora_target_modules and peft.lora_exclude_modules leave no layer to train")
-    return AdaptedLayers(params, chosen, names, modules)
+    theirs = {name: names.name_of_module(found[name]) for name in sizes}
+    others = _others(map(names.name_of_module, modules), theirs)
+    changes_head = any(isinstance(layers[name], JaxLmHead) for name in sizes)
+    return AdaptedLayers(params, sizes, theirs, others, bool(names.transposed), changes_head)
+
+
+def _others(modules: Iterable[str], chosen: Mapping[str, str]) -> set[str]:
+    """The modules, and those that they are parts of, without what was chosen."""
+    parts = {module[: match.start()] for module in modules for match in re.finditer(r"\.|$", module)}
+    return parts - set(chosen.values())
 
 
 def _is_named(name: str, ends: Sequence[str]) -> bool:
