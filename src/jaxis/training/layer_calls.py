@@ -10,9 +10,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.kernels.platform import target_platform
+from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerOutput
 from jaxis.layers.routing import Observer, Routing, routers_observed_by
 from jaxis.models.common.decoder import run_layer
+from jaxis.training.recompute import recomputed
 from jaxis.training.sharding import GATHERED, has_shards, whole
 
 
@@ -39,22 +42,26 @@ class LayerCalls:
     Attributes:
       recompute: Whether all of a layer is computed again for its derivatives.
       observes_routers: Whether `router_sums` are kept.
+      rows_axis: Name of the axis of rows, where these are mapped over by `jax.vmap`.
       router_sums: Of the routers of the layers that were called.
     """
 
     recompute: bool
     observes_routers: bool
+    rows_axis: str | None = None
     router_sums: list[RouterSums] = field(default_factory=list)
 
     def __call__(self, graph: nnx.GraphDef, state: nnx.State, *arguments: Any) -> LayerOutput:
         """See `run_layer`."""
-        output, sums = _call(self.recompute, self.observes_routers, graph, state, *arguments)
+        output, sums = _call(self.recompute, self.observes_routers, self.rows_axis, graph, state, *arguments)
         self.router_sums.extend(sums)
         return output
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _call(recompute: bool, observes: bool, graph: nnx.GraphDef, state: nnx.State, *arguments: Any) -> Any:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _call(
+    recompute: bool, observes: bool, rows_axis: str | None, graph: nnx.GraphDef, state: nnx.State, *arguments: Any
+) -> Any:
     """The output of a layer, and the sums of its routers. Equal layers are traced once."""
 
     def run(state: nnx.State, kv_cache: Any, x: jax.Array, metadata: Any, *inputs: jax.Array) -> Any:
@@ -69,6 +76,9 @@ def _call(recompute: bool, observes: bool, graph: nnx.GraphDef, state: nnx.State
         with routers_observed_by(_adding_to(sums, is_token)):
             return call(), sums
 
+    is_paged = any(isinstance(each, AttentionMetadata) and each.scratch is not None for each in arguments)
+    if recompute and target_platform() == "cpu" and not has_shards(state) and not is_paged:
+        return recomputed(run, rows_axis, state, *arguments)
     if recompute:
         run = jax.checkpoint(run)
     elif has_shards(state):

@@ -22,6 +22,7 @@ from jaxis.training.functional_model import FunctionalModel, Values, hidden_stat
 from jaxis.training.layer_calls import LayerCalls, RouterSums
 
 CHUNK_TOKENS = 256
+_ROWS = "rows"
 
 Sums = dict[str, jax.Array]
 """What is added up over the micro-batches of a step, float32 scalars by name."""
@@ -69,7 +70,12 @@ class Forward(Protocol):
 
 
 def token_logprobs(
-    compute_logits: Callable[[jax.Array], jax.Array], hidden: jax.Array, targets: jax.Array, learned: jax.Array
+    compute_logits: Callable[[jax.Array], jax.Array],
+    hidden: jax.Array,
+    targets: jax.Array,
+    learned: jax.Array,
+    *,
+    head_is_frozen: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """The log-probabilities of targets.
 
@@ -78,6 +84,8 @@ def token_logprobs(
       hidden: [N, E].
       targets: int32 [N].
       learned: bool [N].
+      head_is_frozen: Whether derivatives are those by hidden states alone. They are then computed along with the
+        log-probabilities, and otherwise later, by computing logits again.
 
     Returns:
       float32 [N], the target's log-probability where it is learned, else 0; and bool [N], whether it has the largest
@@ -91,25 +99,38 @@ def token_logprobs(
     padded = jnp.concatenate([order, jnp.zeros(num_chunks * chunk_size - size, order.dtype)])
     is_real = jnp.arange(len(padded)) < size
 
-    @jax.checkpoint
-    def of_chunk(rows: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-        def compute(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-            logits = compute_logits(rows).astype(jnp.float32)
-            chosen = jnp.take_along_axis(logits, wanted[:, None], axis=-1)[:, 0]
-            # As the sampler has it.
-            logprobs = chosen - logsumexp(logits)
-            return jnp.where(counts, logprobs, 0.0), (jnp.argmax(logits, axis=-1) == wanted) & counts
+    def score(rows: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = compute_logits(rows).astype(jnp.float32)
+        chosen = jnp.take_along_axis(logits, wanted[:, None], axis=-1)[:, 0]
+        # As the sampler has it.
+        logprobs = chosen - logsumexp(logits)
+        return jnp.where(counts, logprobs, 0.0), (jnp.argmax(logits, axis=-1) == wanted) & counts
 
-        def skip(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return jnp.zeros(len(rows), jnp.float32), jnp.zeros(len(rows), bool)
+    def score_and_derive(rows: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, ...]:
+        logprobs, derive, hits = jax.vjp(lambda rows: score(rows, wanted, counts), rows, has_aux=True)
+        return logprobs, hits, derive(jnp.ones_like(logprobs))[0]
 
-        return jax.lax.cond(jnp.any(counts), compute, skip, rows)
+    def of_chunk(rows: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, ...]:
+        function = score_and_derive if head_is_frozen else score
+
+        def skip(*arguments: jax.Array) -> tuple[jax.Array, ...]:
+            return jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), jax.eval_shape(function, *arguments))
+
+        return jax.lax.cond(jnp.any(counts), function, skip, rows, wanted, counts)
 
     chunks = (num_chunks, chunk_size)
     counted = (learned[padded] & is_real).reshape(chunks)
-    logprobs, hits = jax.lax.map(
-        lambda each: of_chunk(*each), (hidden[padded].reshape(*chunks, -1), targets[padded].reshape(chunks), counted)
-    )
+    rows = hidden[padded].reshape(*chunks, -1)
+    if head_is_frozen:
+        fixed = jax.lax.stop_gradient(rows)
+        logprobs, hits, slopes = jax.lax.map(
+            lambda each: of_chunk(*each), (fixed, targets[padded].reshape(chunks), counted)
+        )
+        # Adds zeros, whose derivatives are those of the log-probabilities: each depends on its own row alone.
+        logprobs += jnp.sum(slopes.astype(jnp.float32) * (rows - fixed).astype(jnp.float32), axis=-1)
+    else:
+        again = jax.checkpoint(of_chunk)
+        logprobs, hits = jax.lax.map(lambda each: again(*each), (rows, targets[padded].reshape(chunks), counted))
     # Back to the order of the tokens.
     places = jnp.where(is_real, padded, size)
     return (
@@ -124,6 +145,7 @@ def make_forward(
     *,
     recompute: bool = False,
     observes_routers: bool = False,
+    head_is_frozen: bool = False,
     scratch: ScratchCache | None = None,
 ) -> Forward:
     """The scores of a micro-batch.
@@ -133,8 +155,11 @@ def make_forward(
       bound: (its weights, the random key of a row) -> the model with these.
       recompute: Whether layers are computed again for their derivatives.
       observes_routers: Whether there are `router_sums`.
+      head_is_frozen: See `token_logprobs`.
       scratch: See `hidden_states`.
     """
+
+    is_mapped = not model.has_experts and scratch is None
 
     def forward(values: Values, batch: TrainingBatch, key: jax.Array) -> Scores:
         values = model.gathered(values)
@@ -144,14 +169,14 @@ def make_forward(
             return cast(GenerativeModel, bound(values, key))
 
         def of_row(row: TrainingBatch, key: jax.Array) -> tuple[jax.Array, RouterSums | None]:
-            calls = LayerCalls(recompute, observes_routers)
+            calls = LayerCalls(recompute, observes_routers, _ROWS if is_mapped else None)
             hidden = hidden_states(bind(key), row, calls, scratch)
             return hidden, jax.tree.map(lambda *each: sum(each), *calls.router_sums) if observes_routers else None
 
-        if model.has_experts or scratch is not None:
-            hidden, router_sums = jax.lax.map(lambda each: of_row(*each), (batch, keys))
+        if is_mapped:
+            hidden, router_sums = jax.vmap(of_row, axis_name=_ROWS)(batch, keys)
         else:
-            hidden, router_sums = jax.vmap(of_row)(batch, keys)
+            hidden, router_sums = jax.lax.map(lambda each: of_row(*each), (batch, keys))
         head = bind(key).compute_logits
         shape = batch.ids.shape
         rows = hidden.reshape(-1, hidden.shape[-1])
@@ -165,6 +190,7 @@ def make_forward(
             rows,
             jnp.asarray(batch.targets).reshape(-1),
             jnp.asarray(batch.learned).reshape(-1),
+            head_is_frozen=head_is_frozen,
         )
         router_sums = jax.tree.map(lambda each: jnp.sum(each, axis=0), router_sums)
         return Scores(logprobs.reshape(shape), hits.reshape(shape), router_sums, vocab_logprobs)

@@ -17,6 +17,7 @@ from jaxis.layers.checkpoint_names import CheckpointNames, checkpoint_names_of
 from jaxis.layers.module import JaxModule
 from jaxis.loading.gguf.shards import gguf_file
 from jaxis.loading.open_checkpoint import open_checkpoint
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.registry import model_class_of
 from jaxis.training.adapters import AdaptedLayers, choose_layers
 from jaxis.training.base_model import BaseModel
@@ -189,6 +190,10 @@ class _Adapters:
         self._names: CheckpointNames = checkpoint_names_of(model)
         self._is_tied = getattr(model, "lm_head", None) is None
         self._layers: AdaptedLayers = choose_layers(model, config.peft, modules)
+        # A reference needs no derivatives, which would be computed along with its log-probabilities.
+        self._head_is_frozen = (
+            isinstance(model, CausalLM) and not self._layers.changes_head and config.training.trainer_type != DPO
+        )
         self._merges = config.peft.peft_save_mode == "merged"
         if self._merges and gguf_file(base.path) is not None:
             raise ConfigError("peft.peft_save_mode='merged' cannot be honoured for a GGUF file: give adapter_only")
@@ -220,6 +225,7 @@ class _Adapters:
             bound,
             recompute=is_training and self._config.training.enable_gradient_checkpointing,
             observes_routers=is_training and self._observes_routers,
+            head_is_frozen=is_training and self._head_is_frozen,
         )
 
     def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:

@@ -1,0 +1,80 @@
+"""Functions whose derivatives compute them again, so that only their arguments are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Kept:
+    """A call's arguments, and which of them are differentiated."""
+
+    leaves: list[jax.Array]
+    wanted: tuple[int, ...] = field(metadata={"static": True})
+
+
+def recomputed(function: Callable[..., Any], axis_name: str | None, *arguments: Any) -> Any:
+    """A function's result; its derivatives are those of `jax.checkpoint`, which saves no memory on CPU.
+
+    There, XLA drops the barriers that keep what is computed again behind what comes before it, then computes all of it
+    at once, and holds it together. Here it is in a conditional whose predicate is made of the cotangent, and so cannot
+    run before that is there.
+
+    Args:
+      function: Called with the arguments; it returns arrays of floats.
+      axis_name: Of the axis that it is mapped over by `jax.vmap`, where a predicate for each row would make both
+        branches run; None: it is not.
+      arguments: Arrays, or trees of them.
+    """
+    leaves, tree = jax.tree.flatten(arguments)
+
+    @jax.custom_vjp
+    def call(*leaves: jax.Array) -> Any:
+        return function(*tree.unflatten(leaves))
+
+    def forward(*primals: Any) -> tuple[Any, _Kept]:
+        leaves = [primal.value for primal in primals]
+        wanted = tuple(i for i, primal in enumerate(primals) if primal.perturbed)
+        return call(*leaves), _Kept(leaves, wanted)
+
+    def backward(kept: _Kept, cotangent: Any) -> tuple[Any, ...]:
+        known = [each for each in jax.tree.leaves(cotangent) if not isinstance(each, SymbolicZero)]
+        cotangent = jax.tree.map(_instantiated, cotangent, is_leaf=lambda each: isinstance(each, SymbolicZero))
+        values = [kept.leaves[i] for i in kept.wanted]
+
+        def of_wanted(*values: jax.Array) -> Any:
+            leaves = list(kept.leaves)
+            for i, value in zip(kept.wanted, values, strict=True):
+                leaves[i] = value
+            return function(*tree.unflatten(leaves))
+
+        first = jnp.ravel(max(known, key=np.size))[0]
+        if axis_name is not None:
+            first = jax.lax.pmax(first, axis_name)
+        # False for NaN alone, with which all of them are NaN.
+        found = jax.lax.cond(
+            first == first,
+            lambda: jax.vjp(of_wanted, *values)[1](cotangent),
+            lambda: tuple(jnp.full_like(value, jnp.nan) for value in values),
+        )
+        gradients: list[Any] = [None] * len(kept.leaves)
+        for i, gradient in zip(kept.wanted, found, strict=True):
+            gradients[i] = gradient
+        return tuple(gradients)
+
+    call.defvjp(forward, backward, symbolic_zeros=True)
+    return call(*leaves)
+
+
+def _instantiated(cotangent: Any) -> Any:
+    if isinstance(cotangent, SymbolicZero):
+        return np.zeros(cotangent.shape, cotangent.dtype)
+    return cotangent
