@@ -1,8 +1,10 @@
 """Whole runs: what they promise of batches, of going on where they stopped, and of what they refuse."""
 
 import errno
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -225,6 +227,19 @@ def test_what_cannot_be_honoured_is_refused_by_name(section, field, value, named
     values[section] = {**values.get(section, {}), field: value}
     with pytest.raises(ConfigError, match=named) as caught:
         TrainConfig.of(values)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_token_beyond_the_vocabulary_is_named_before_the_first_step(checkpoint, rows, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("qwen3"), folder)
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "vocab_size": 300}))
+    with pytest.raises(
+        ConfigError, match=r"line \d+: has token \d+, '.+', of the tokenizer of .*model, whose"
+    ) as caught:
+        Trainer(training.train_config(folder, rows, tmp_path / "out"), lambda _: None)
+    assert "a vocabulary of 300" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

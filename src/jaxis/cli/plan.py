@@ -15,10 +15,15 @@ DEFAULT_TARGETS = ("v5e-8", "v6e-8", "v5p-8", "tpu7x-8", "a100x8", "h100x8", "h2
 
 
 def plan(
+    context: typer.Context,
     model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="Folder, GGUF file, config.json, or Hub id.", show_default=False),
-    ],
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="Folder, GGUF file, config.json, or Hub id.", show_default=False),
+    ] = None,
+    train: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Plan a training instead: the YAML file of jaxis train.", show_default=False),
+    ] = None,
     on: Annotated[
         list[str] | None,
         typer.Option(
@@ -97,7 +102,13 @@ def plan(
       jaxis plan config.json --on h100x8 --on v5e-16 --json
       jaxis plan deepseek-ai/DeepSeek-V3 --on v5e-64 --data-parallel-size 8
       jaxis plan ./model --on v6e-8 --compile --html plan.html
+      jaxis plan --train config.yaml --on h100x8
     """
+    if train is not None:
+        with report_errors(debug=debug):
+            if not _plan_training(context, train, on, as_json=as_json):
+                raise typer.Exit(EXIT_ERROR)
+        return
     with report_errors(debug=debug):
         from rich.console import Console
 
@@ -110,6 +121,8 @@ def plan(
         from jaxis.planning.sizing.text import plan_html, plan_text
         from jaxis.planning.targets import parse_target
 
+        if model is None:
+            raise ConfigError("name a MODEL, or the file of a training with --train")
         if compiles and (on is None or len(on) != 1):
             raise ConfigError("--compile is for one target: give one with --on")
         targets = [parse_target(name) for name in on or DEFAULT_TARGETS]
@@ -144,3 +157,22 @@ def plan(
         print(report.to_json() if as_json else plan_text(report, Console(highlight=False)), end="\n" if as_json else "")
         if on is not None and not all(each.chosen.fits for each in report.plans):
             raise typer.Exit(EXIT_ERROR)
+
+
+def _plan_training(context: typer.Context, config: Path, on: list[str] | None, *, as_json: bool) -> bool:
+    """Prints what a training needs of each device; whether it fits on all of them."""
+    from jaxis.errors import ConfigError
+    from jaxis.inference.inference_config import read_yaml_mapping
+    from jaxis.planning.targets import parse_target
+    from jaxis.training.config import TrainConfig
+    from jaxis.training.plan.training_plan import plan_training
+
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in ("train", "on", "as_json", "debug"):
+            raise ConfigError(f"{parameter.opts[0]} cannot be honoured with --train, whose file says it: leave it out")
+    targets = [parse_target(name) for name in on or ()]
+    plan = plan_training(TrainConfig.of(read_yaml_mapping(config)), targets)
+    print(plan.to_json() if as_json else plan.to_text())
+    return plan.fits

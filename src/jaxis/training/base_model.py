@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from jaxis.loading.hub import resolve_model
 from jaxis.loading.open_checkpoint import TensorListing, read_config_values
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.parallel.mesh import make_mesh
+from jaxis.planning.abstract_model import abstract_model
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.wrappers import PackingConfig
@@ -94,13 +95,39 @@ class BaseModel:
             quantization = PackingConfig(quantization)
         return construct_abstractly(VllmConfig(config, quant_config=quantization), check_config=False)
 
+    def abstract(self) -> JaxModule:
+        """The model that `load` reads in `compute_dtype`, but of shapes."""
+        config = ModelConfig(str(self.path), self.hf_config, dtype=self.compute_dtype, max_model_len=self.context)
+        return abstract_model(VllmConfig(config, quant_config=self._quantization()), make_mesh())
+
+    def check_ids(self, ids: Sequence[int], where: str) -> None:
+        """Raises ConfigError if the model's vocabulary ends before one of the tokens.
+
+        Args:
+          ids: Of the tokens.
+          where: The row that they are of.
+        """
+        size = self.hf_config.get_text_config().get("vocab_size")
+        if size is not None and (largest := int(max(ids, default=0))) >= size:
+            text = self.tokenizer.decode([largest], skip_special_tokens=False)
+            raise ConfigError(
+                f"{where}: has token {largest}, {text!r}, of the tokenizer of {self.path}, whose model has a "
+                f"vocabulary of {size}: put the model's own tokenizer there, or leave the token out of the row and the "
+                "chat template"
+            )
+
     def _quantization(self) -> QuantizationConfig | None:
         choice = parse_quantization(self.quantization)
         return quantization_of_checkpoint(self.hf_config, choice, TensorListing(self.path))
 
 
-def open_base_model(config: TrainConfig) -> BaseModel:
+def open_base_model(config: TrainConfig, platform: str | None = None) -> BaseModel:
     """Finds the model and reads what is beside its weights.
+
+    Args:
+      config: The run.
+      platform: What it runs on, such as "cpu", which decides what is computed in where nothing says so; None: what this
+        process runs on.
 
     Raises:
       ConfigError, CheckpointError: It cannot be found, or is of a kind that cannot be trained.
@@ -135,7 +162,9 @@ def open_base_model(config: TrainConfig) -> BaseModel:
         tokenizer,
         template,
         trained,
-        _compute_dtype(config.training.compute_dtype or arguments["dtype"], hf_config),
+        _compute_dtype(
+            config.training.compute_dtype or arguments["dtype"], hf_config, platform or jax.default_backend()
+        ),
         _quantization(config, arguments.get("quantization")),
         Devices(len(jax.local_devices()) if config.fsdp.enable_fsdp else 1),
     )
@@ -145,9 +174,9 @@ def _quantization(config: TrainConfig, asked: str | None) -> str | None:
     return f"int{config.peft.q_lora_bits}" if config.peft.q_lora else asked
 
 
-def _compute_dtype(name: str, hf_config: HFConfig) -> DTypeLike:
+def _compute_dtype(name: str, hf_config: HFConfig, platform: str) -> DTypeLike:
     if name == "auto":
-        name = "float32" if jax.default_backend() == "cpu" else checkpoint_dtype(hf_config) or "bfloat16"
+        name = "float32" if platform == "cpu" else checkpoint_dtype(hf_config) or "bfloat16"
     if name == "float16":
         raise ConfigError("model.torch_dtype_str='float16' cannot be honoured: gradients underflow; give bfloat16")
     return DTYPES[name]

@@ -67,6 +67,8 @@ def load_split(config: TrainConfig, split: SplitParams, base: BaseModel, *, is_v
         rows += of_file
         before = len(encoded.examples)
         encoder.encode(of_file, encoded)
+        for example in encoded.examples[before:]:
+            base.check_ids(example.ids, example.where)
         sizes.append((len(encoded.examples) - before) // (2 if wants_pairs else 1))
     examples = encoded.examples
     longest = max(len(example.ids) for example in examples)

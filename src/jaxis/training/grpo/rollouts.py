@@ -60,6 +60,8 @@ class Rollouts:
         if grpo.max_prompt_length is not None:
             longest = min(longest, grpo.max_prompt_length)
         self._prompts = HeldOutPrompts(rows, base.tokenizer, base.template, longest)
+        for ids, where in zip(self._prompts.ids, self._prompts.where, strict=True):
+            base.check_ids(ids, where)
         self._max_tokens = self._prompts.longest + grpo.max_completion_length
         self._base = base
         self._engine: LiveEngine | None = None

@@ -1,0 +1,201 @@
+"""What a training needs of each device's memory, from the shapes of its arrays.
+
+Weights and moments are exact: the same code gives them their shapes that gives them to a training. What a step computes
+besides is told from its derivative as JAX traces it; where XLA puts those arrays, and which of them it never makes, is
+not known without compiling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh
+
+from jaxis.layers.module import named_modules
+from jaxis.loading.open_checkpoint import open_checkpoint
+from jaxis.models.common.decoder import CausalLM
+from jaxis.parallel.mesh import MESH_AXES
+from jaxis.training.adapters import AdaptedLayers, choose_layers
+from jaxis.training.base_model import BaseModel
+from jaxis.training.batches import TrainingBatch
+from jaxis.training.config import DPO, TrainConfig
+from jaxis.training.functional_model import FunctionalModel, Values, cast_floats, is_float, values_of
+from jaxis.training.methods import make_objective
+from jaxis.training.objectives import CHUNK_TOKENS, make_forward
+from jaxis.training.optimizer import make_optimizer
+from jaxis.training.sharding import shared_axis
+from jaxis.training.step import Trained
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Bytes on each device.
+
+    Attributes:
+      num_devices: That share the training.
+      trained: What is trained, float32.
+      frozen: The other weights, and what preferences are compared with.
+      moments: The optimizer's state.
+      gradients: Of what is trained, and what it changes by.
+      copies: Of what is trained, in the type that is computed in.
+      gathered: What a device has of other devices' weights at a time.
+      activations: What a micro-batch keeps for its derivatives, and what one layer needs besides to be computed again.
+      logits: Of the tokens that are computed together.
+    """
+
+    num_devices: int
+    trained: int
+    frozen: int
+    moments: int
+    gradients: int
+    copies: int
+    gathered: int
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(dataclasses.astuple(self)[1:])
+
+
+def training_memory(config: TrainConfig, base: BaseModel, batch: TrainingBatch, num_devices: int) -> TrainingMemory:
+    """What a training needs of each device's memory.
+
+    Args:
+      config: The run.
+      base: Its model.
+      batch: One step's, of one device; shapes will do.
+      num_devices: That share it.
+
+    Raises:
+      ConfigError: What is asked for cannot be trained.
+    """
+    parts = _Parts(config, base)
+    mesh = AbstractMesh((num_devices, 1), MESH_AXES)
+
+    def held(tree: Mapping[str, Any]) -> int:
+        """Bytes that a device holds of arrays, or of trees of them, by the names of weights."""
+        return sum(
+            _bytes(leaf)
+            // (num_devices if shared_axis(mesh, leaf.shape, parts.model.logical_axes.get(name)) >= 0 else 1)
+            for name, value in tree.items()
+            for leaf in jax.tree.leaves(value)
+        )
+
+    # The state has trees like that of what is trained, and counters.
+    state = jax.eval_shape(make_optimizer(config.training, lambda _: jnp.zeros(())).init, parts.trained)
+    by_name = [each for each in jax.tree.leaves(state, is_leaf=_is_by_name) if _is_by_name(each)]
+    counters = _bytes_of([each for each in jax.tree.leaves(state, is_leaf=_is_by_name) if not _is_by_name(each)])
+    trained = held(parts.trained)
+    recomputes = config.training.enable_gradient_checkpointing
+    plain, kept = (
+        parts.residual_bytes(batch, recompute=each) if each in {recomputes, False} else 0 for each in (False, True)
+    )
+    num_tokens = min(CHUNK_TOKENS, math.prod(batch.ids.shape[1:]))
+    return TrainingMemory(
+        num_devices=num_devices,
+        trained=trained,
+        frozen=held(parts.frozen) + held(parts.compared),
+        moments=sum(map(held, by_name)) + counters,
+        gradients=2 * trained,
+        copies=held(parts.copies),
+        gathered=parts.gathered_bytes if num_devices > 1 else 0,
+        activations=kept + max(plain - kept, 0) // parts.num_layers if recomputes else plain,
+        logits=3 * 4 * num_tokens * parts.vocab_size,
+    )
+
+
+class _Parts:
+    """A training's model and arrays, as shapes.
+
+    Attributes:
+      model: The model.
+      trained, frozen: See `Trainable`.
+      compared: What preferences are compared with, among `frozen` in a training.
+      copies: What is computed with in place of what is trained, where that is of another type.
+      gathered_bytes: Of the largest layer and of what is in no layer.
+      num_layers: Of the model.
+      vocab_size: V.
+    """
+
+    def __init__(self, config: TrainConfig, base: BaseModel) -> None:
+        self._config, self._dtype = config, base.compute_dtype
+        model = base.abstract()
+        self.model = FunctionalModel(model)
+        values = values_of(model)
+        self._adapters: AdaptedLayers | None = None
+        self.compared: Values = {}
+        self.copies: Values = {}
+        if config.training.use_peft:
+            with open_checkpoint(base.path) as checkpoint:
+                modules = {name.rpartition(".")[0] for name in checkpoint.names()}
+            adapters = self._adapters = choose_layers(model, config.peft, modules)
+            self.trained: Trained = jax.eval_shape(lambda: adapters.initial(0))
+            self.frozen: Values = values
+        else:
+            floats = {name: value for name, value in values.items() if is_float(value)}
+            self.trained = {name: jax.ShapeDtypeStruct(value.shape, jnp.float32) for name, value in floats.items()}
+            self.frozen = {name: value for name, value in values.items() if name not in floats}
+            self.compared = floats if config.training.trainer_type == DPO else {}
+            self.copies = {} if self._dtype == jnp.float32 else floats
+        decoder = cast(CausalLM, model).decoder
+        self.num_layers = len(decoder.layers)
+        self.vocab_size = decoder.embed_tokens.weight.shape[0]
+        layers = [f"{name}." for name, module in named_modules(model) if any(module is each for each in decoder.layers)]
+        sizes = [_bytes_of([values[name] for name in values if name.startswith(prefix)]) for prefix in layers]
+        self.gathered_bytes = _bytes_of(values) - sum(sizes) + max(sizes)
+
+    def residual_bytes(self, batch: TrainingBatch, *, recompute: bool) -> int:
+        """What a micro-batch keeps for its derivatives, besides weights.
+
+        Args:
+          batch: See `training_memory`.
+          recompute: Whether layers are computed again.
+        """
+        forward = make_forward(self.model, lambda values, _: self.model.bind(values), recompute=recompute)
+        objective = make_objective(self._config.training)
+        micro_batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(np.shape(array)[1:], array.dtype), batch)
+
+        def derive(trained: Trained, frozen: Values, micro_batch: TrainingBatch) -> Any:
+            def loss(trained: Trained) -> jax.Array:
+                values = self._combine(trained, frozen)
+                return objective.loss(forward, values, frozen, micro_batch, jax.random.key(0)).total
+
+            return jax.vjp(loss, trained)[1]
+
+        frozen = {**self.frozen, **self.compared}
+        kept = jax.tree.leaves(jax.eval_shape(derive, self.trained, frozen, micro_batch))
+        weights = Counter((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((self.trained, frozen, self.copies)))
+        num_bytes = 0
+        for leaf in kept:
+            if weights[leaf.shape, leaf.dtype] > 0:
+                weights[leaf.shape, leaf.dtype] -= 1  # the weight itself
+            else:
+                num_bytes += _bytes(leaf)
+        return num_bytes
+
+    def _combine(self, trained: Mapping[str, Any], frozen: Values) -> Values:
+        if self._adapters is not None:
+            return self._adapters.combine(trained, frozen)
+        return {**frozen, **cast_floats(trained, self._dtype)}
+
+
+def _is_by_name(tree: Any) -> bool:
+    return isinstance(tree, dict)
+
+
+def _bytes_of(tree: Any) -> int:
+    return sum(map(_bytes, jax.tree.leaves(tree)))
+
+
+def _bytes(array: Any) -> int:
+    return math.prod(array.shape) * jnp.dtype(array.dtype).itemsize

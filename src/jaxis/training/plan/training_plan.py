@@ -1,0 +1,128 @@
+"""Whether a training fits into the memory of devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
+from jaxis.errors import ConfigError
+from jaxis.host.byte_size import human_bytes
+from jaxis.host.machine import free_host_bytes
+from jaxis.planning.targets import Target
+from jaxis.training.base_model import open_base_model
+from jaxis.training.batches import TrainingBatch
+from jaxis.training.config import GRPO, PLAIN, TrainConfig
+from jaxis.training.data import load_split
+from jaxis.training.plan.memory import TrainingMemory, training_memory
+
+_LABELS = {
+    "trained": "what is trained, float32",
+    "frozen": "other weights",
+    "moments": "the optimizer's moments",
+    "gradients": "gradients",
+    "copies": "what is trained, in the type that is computed in",
+    "gathered": "weights of other devices, a layer's at a time",
+    "activations": "activations",
+    "logits": "logits",
+}
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What a training needs, and where it fits.
+
+    Attributes:
+      row_tokens: Tokens of its longest row.
+      rows: Of a micro-batch, on each device.
+      memory: Name of the devices -> what it needs on each of them, and what there is.
+    """
+
+    row_tokens: int
+    rows: int
+    memory: dict[str, tuple[TrainingMemory, int]]
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits on all."""
+        return all(needed.total <= there for needed, there in self.memory.values())
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        devices = [
+            {
+                "devices": name,
+                **{f"{part}_bytes": size for part, size in dataclasses.asdict(needed).items() if part in _LABELS},
+                "num_devices": needed.num_devices,
+                "total_bytes": needed.total,
+                "available_bytes": there,
+                "fits": needed.total <= there,
+            }
+            for name, (needed, there) in self.memory.items()
+        ]
+        return json.dumps({"row_tokens": self.row_tokens, "rows": self.rows, "training": devices}, indent=2)
+
+    def to_text(self) -> str:
+        """For people."""
+        lines = [f"{self.rows} rows of {self.row_tokens} tokens at a time on each device"]
+        for name, (needed, there) in self.memory.items():
+            shared = f"each of {needed.num_devices} devices" if needed.num_devices > 1 else "one device"
+            lines.append(f"{name}, {shared}")
+            for part, label in _LABELS.items():
+                if size := getattr(needed, part):
+                    lines.append(f"  {human_bytes(size):>10}  {label}")
+            verdict = "fits" if needed.total <= there else "does not fit"
+            lines.append(f"  {human_bytes(needed.total):>10}  together: {verdict} into {human_bytes(there)}")
+        return "\n".join(lines)
+
+
+def plan_training(config: TrainConfig, targets: Sequence[Target]) -> TrainingPlan:
+    """What a training needs of devices; reads its rows and the headers of its weights, never the weights.
+
+    Args:
+      config: The run.
+      targets: The devices; none: those of this machine.
+
+    Raises:
+      ConfigError, CheckpointError: As of `Trainer`; or it is a kind of training whose memory is not known.
+    """
+    if config.training.trainer_type == GRPO:
+        raise ConfigError("--train cannot plan training.trainer_type=TRL_GRPO, whose engine needs memory as well")
+    if config.training.forward_pass != PLAIN:
+        raise ConfigError("--train cannot plan training.forward_pass=engine, which is for CPUs: plan it with plain")
+    base = open_base_model(config, "accelerator" if targets else None)
+    batch = load_split(config, config.data.train, base).batches.longest()
+    micro_batch = _of_one_device(batch, base.devices.num_devices)
+    places = {str(target): (_num_devices(target), target.accelerator.usable_bytes) for target in targets}
+    if not places:
+        places = {"this machine": _this_machine()}
+    memory = {}
+    for name, (num_devices, there) in places.items():
+        used = num_devices if config.fsdp.enable_fsdp else 1
+        memory[name] = (training_memory(config, base, micro_batch, used), int(there * ACCELERATOR_MEMORY_SHARE))
+    return TrainingPlan(batch.ids.shape[2], micro_batch.ids.shape[1], memory)
+
+
+def _of_one_device(batch: TrainingBatch, num_devices: int) -> TrainingBatch:
+    """As many rows of a batch as one of the devices has, whose values do not matter."""
+    return jax.tree.map(lambda array: np.asarray(array)[:, : array.shape[1] // num_devices], batch)
+
+
+def _num_devices(target: Target) -> int:
+    if target.num_devices > target.devices_per_host:
+        raise ConfigError(
+            f"--on {target}: a training is shared by the devices of one host, which has {target.devices_per_host}"
+        )
+    return target.num_devices
+
+
+def _this_machine() -> tuple[int, int]:
+    """The number of devices, and the bytes of each."""
+    [device, *_] = devices = jax.local_devices()
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    return len(devices), limit or free_host_bytes() // len(devices)
