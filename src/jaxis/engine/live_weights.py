@@ -24,6 +24,7 @@ from jaxis.engine.output_processor import Request
 from jaxis.engine.settings import make_vllm_config
 from jaxis.errors import CheckpointError, ConfigError, EngineError, RequestError
 from jaxis.host.progress import ProgressDisplay
+from jaxis.kernels import native
 from jaxis.layers.module import JaxModule
 from jaxis.loading.given_tensors import GivenTensors, GivenWeights
 from jaxis.loading.open_checkpoint import TensorListing, open_checkpoint, read_config_values
@@ -95,6 +96,7 @@ class LiveWeights:
           CheckpointError: A tensor is missing, unknown, or of another shape or type.
         """
         check_can_change(self._args)
+        native.begin_pages()  # the old weights' memory is to be free when they are dropped
         return read_weights(weights, self._args, self._opened, self._meshes, ProgressDisplay(enabled=False))
 
     def put(self, new: NewWeights, version: str | int | None = None) -> list[Request]:

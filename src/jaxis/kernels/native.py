@@ -288,8 +288,17 @@ class _Chunks:
             taken, self._chunk = self._chunk[:num_bytes], self._chunk[padded:]
         return taken
 
+    def begin(self) -> None:
+        with self._lock:
+            self._chunk = np.empty(0, np.uint8)
+
 
 _chunks = _Chunks()
+
+
+def begin_pages() -> None:
+    """What is allocated from now on shares no chunk with what was before: each of them can return to the system."""
+    _chunks.begin()
 
 
 def empty_pages(shape: tuple[int, ...]) -> np.ndarray:
