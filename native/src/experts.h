@@ -22,6 +22,8 @@ struct ExpertMatrices {
 // out[t] = sum over slots s of weights[t, s] * down(activation(gate(x[t]), up(x[t]))), with the matrices of expert
 // ids[t, s], summed in the order of the experts. A slot whose id is not in [0, num_experts) adds nothing.
 //
+// Addends are added to what gate and up give each slot, biases included. `hidden` is what each slot's `down` gets.
+//
 // A token's result does not depend on the other tokens: its sums have the same order in any batch.
 struct Experts {
   const float* x;        // [tokens, gate.format.k]
@@ -33,7 +35,10 @@ struct Experts {
   Activation activation;          // not kNone
   float alpha;                    // of kClampedSwiglu
   float limit;                    // of kClampedSwiglu and kCappedSwiglu
-  float* out;                     // [tokens, down.n]
+  const float* gate_addend;       // [tokens, slots, gate.n], as up_addend; null: nothing is added
+  const float* up_addend;
+  float* out;     // [tokens, down.n]
+  float* hidden;  // [tokens, slots, gate.n], zeros of slots without an expert; null: it is not wanted
 };
 
 }  // namespace jaxis

@@ -105,6 +105,15 @@ void add_bias(const ExpertMatrices& m, int64_t expert, int64_t panel, int64_t nu
   }
 }
 
+// Adds their slots' rows of an addend [slots, n], if there is one, to a tile [num_rows][32] of a panel.
+void add_of_slots(const float* addend, const int32_t* slots, int64_t n, int64_t panel, int64_t num_rows, float* tile) {
+  if (addend == nullptr) return;
+  const int64_t first = panel * kPanelRows, size = min_of(kPanelRows, n - first);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    for (int64_t i = 0; i < size; ++i) tile[r * kPanelRows + i] += addend[slots[r] * n + first + i];
+  }
+}
+
 }  // namespace
 
 void experts(const Experts& a, const Pool& pool) {
@@ -121,6 +130,7 @@ void experts(const Experts& a, const Pool& pool) {
   const bool is_one_format = are_equal(a.gate.format, a.up.format);
   const bool has_gate = a.activation != Activation::kReluSquared;
   if (order.size == 0) std::memset(a.out, 0, static_cast<size_t>(a.tokens * out_size * 4));
+  if (a.hidden != nullptr) std::memset(a.hidden, 0, static_cast<size_t>(a.tokens * a.slots * hidden_size * 4));
 
   for (int64_t begin = 0, hit = 0; begin < order.size; begin += kRowsAtOnce) {
     const int64_t end = min_of(begin + kRowsAtOnce, order.size);
@@ -145,13 +155,16 @@ void experts(const Experts& a, const Pool& pool) {
           float* gate = static_cast<float*>(scratch(Scratch::kTile, 2 * num_rows * kPanelRows * 4));
           float* up = gate + num_rows * kPanelRows;
           const Rows& up_rows = is_one_format ? segment.rows : segment.up_rows;
+          const int32_t* slots = order.slots + segment.first + first_row;
           if (has_gate) {
             multiply_panel(segment.rows, a.gate.format, a.gate.of(segment.expert) + panel * gate_bytes, first, last,
                            gate);
             add_bias(a.gate, segment.expert, panel, num_rows, gate);
+            add_of_slots(a.gate_addend, slots, hidden_size, panel, num_rows, gate);
           }
           multiply_panel(up_rows, a.up.format, a.up.of(segment.expert) + panel * up_bytes, first, last, up);
           add_bias(a.up, segment.expert, panel, num_rows, up);
+          add_of_slots(a.up_addend, slots, hidden_size, panel, num_rows, up);
           for (int64_t i = 0; i < num_rows * kPanelRows; i += kLanes) {
             const F32x16 gates = has_gate ? load(gate + i) : zero();
             store(gate + i, apply_activation(a, gates, load(up + i)));
@@ -159,6 +172,13 @@ void experts(const Experts& a, const Pool& pool) {
           store_tile(gate, num_rows, hidden_size, panel, hidden + (segment.first - begin + first_row) * hidden_size);
         });
 
+    const Pool alone = {1, nullptr, nullptr};
+    if (a.hidden != nullptr) {
+      parallel_for((end - begin) * hidden_size > kParallelElements ? pool : alone, end - begin, [&](int64_t i) {
+        std::memcpy(a.hidden + order.slots[begin + i] * hidden_size, hidden + i * hidden_size,
+                    static_cast<size_t>(hidden_size * 4));
+      });
+    }
     prepare_segments(segments, num_segments, a.down.format, a.quantize_activations, pool,
                      [&](int64_t place) { return hidden + (place - begin) * hidden_size; });
     for_each_panel(
@@ -171,7 +191,6 @@ void experts(const Experts& a, const Pool& pool) {
           store_tile(tile, num_rows, out_size, panel, outputs + (segment.first - begin + first_row) * out_size);
         });
 
-    const Pool alone = {1, nullptr, nullptr};
     parallel_for((end - begin) * out_size > kParallelElements ? pool : alone, a.tokens, [&](int64_t t) {
       float* out = a.out + t * out_size;
       if (begin == 0) std::memset(out, 0, static_cast<size_t>(out_size * 4));

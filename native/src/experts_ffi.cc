@@ -25,20 +25,25 @@ const float* bias_of(const ffi::RemainingArgs& biases, size_t index, int64_t num
   return bias->typed_data();
 }
 
-// `biases` is empty, or gate's and up's [num_experts, hidden_size] and down's [num_experts, columns of x].
+// `others` are gate's and up's biases [num_experts, hidden_size] and down's [num_experts, columns of x], or none; then,
+// if there are two results, addends of gate and up [tokens, slots, hidden_size]. The second result is `hidden`.
 ffi::Error run_experts(ffi::ThreadPool threads, F32 x, I32 ids, F32 weights, U8 gate, U8 up, U8 down,
-                       ffi::RemainingArgs biases, ffi::Span<const int64_t> gate_format,
+                       ffi::RemainingArgs others, ffi::RemainingRets results, ffi::Span<const int64_t> gate_format,
                        ffi::Span<const int64_t> up_format, ffi::Span<const int64_t> down_format, int64_t num_experts,
-                       int64_t hidden_size, bool quantize_activations, int32_t activation, float alpha, float limit,
-                       F32Result out) {
+                       int64_t hidden_size, bool quantize_activations, int32_t activation, float alpha, float limit) {
   return run_kernel("experts", threads, [&](const Pool& pool) {
     require_shape("x", x, {kAnySize, kAnySize});
     const int64_t tokens = x.dimensions()[0], columns = x.dimensions()[1];
     require_shape("ids", ids, {tokens, kAnySize});
     const int64_t slots = ids.dimensions()[1];
     require_shape("weights", weights, {tokens, slots});
-    require_shape("out", *out, {tokens, columns});
-    require(biases.size() == 0 || biases.size() == 3, "there are not three biases, or none");
+    const bool has_addends = results.size() == 2;
+    const size_t num_biases = others.size() - (has_addends ? 2 : 0);
+    require(results.size() == 1 || has_addends, "there are not one or two results");
+    require(num_biases == 0 || num_biases == 3, "there are not three biases, or none");
+    auto out = results.get<F32>(0);
+    require(out.has_value(), "the result is not float32");
+    require_shape("out", **out, {tokens, columns});
     require(num_experts > 0, "there are no experts");
 
     Experts a{};
@@ -51,10 +56,10 @@ ffi::Error run_experts(ffi::ThreadPool threads, F32 x, I32 ids, F32 weights, U8 
     a.gate = make_matrices("gate", gate, gate_format, num_experts, hidden_size, columns);
     a.up = make_matrices("up", up, up_format, num_experts, hidden_size, columns);
     a.down = make_matrices("down", down, down_format, num_experts, columns, hidden_size);
-    if (biases.size() != 0) {
-      a.gate.bias = bias_of(biases, 0, num_experts, hidden_size);
-      a.up.bias = bias_of(biases, 1, num_experts, hidden_size);
-      a.down.bias = bias_of(biases, 2, num_experts, columns);
+    if (num_biases != 0) {
+      a.gate.bias = bias_of(others, 0, num_experts, hidden_size);
+      a.up.bias = bias_of(others, 1, num_experts, hidden_size);
+      a.down.bias = bias_of(others, 2, num_experts, columns);
     }
     a.quantize_activations = quantize_activations;
     if (quantize_activations) {
@@ -66,7 +71,21 @@ ffi::Error run_experts(ffi::ThreadPool threads, F32 x, I32 ids, F32 weights, U8 
     require(a.activation != Activation::kNone, "experts have an activation");
     a.alpha = alpha;
     a.limit = limit;
-    a.out = out->typed_data();
+    a.out = (*out)->typed_data();
+    if (has_addends) {
+      const auto of_slots = [&](size_t index) {
+        const auto addend = others.get<F32>(num_biases + index);
+        require(addend.has_value(), "an addend is not float32");
+        require_shape("an addend", *addend, {tokens, slots, hidden_size});
+        return addend->typed_data();
+      };
+      a.gate_addend = of_slots(0);
+      a.up_addend = of_slots(1);
+      auto hidden = results.get<F32>(1);
+      require(hidden.has_value(), "hidden is not float32");
+      require_shape("hidden", **hidden, {tokens, slots, hidden_size});
+      a.hidden = (*hidden)->typed_data();
+    }
     kernels().experts(a, pool);
   });
 }
@@ -86,6 +105,7 @@ JAXIS_HANDLER(jaxis_experts, run_experts,
                   .Arg<U8>()
                   .Arg<U8>()
                   .RemainingArgs()
+                  .RemainingRets()
                   .Attr<ffi::Span<const int64_t>>("gate_format")
                   .Attr<ffi::Span<const int64_t>>("up_format")
                   .Attr<ffi::Span<const int64_t>>("down_format")
@@ -94,5 +114,4 @@ JAXIS_HANDLER(jaxis_experts, run_experts,
                   .Attr<bool>("quantize_activations")
                   .Attr<int32_t>("activation")
                   .Attr<float>("alpha")
-                  .Attr<float>("limit")
-                  .Ret<F32>());
+                  .Attr<float>("limit"));

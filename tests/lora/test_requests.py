@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import numpy as np
@@ -182,27 +183,36 @@ def test_requests_that_cannot_have_their_adapter_say_why(base, llm, adapters, tm
         plain.generate([PROMPTS[0]], GREEDY, lora_request=adapters[0])
 
 
-def test_embeddings_are_those_of_peft_and_the_same_in_any_batch(base, tmp_path):
-    kinds = [
-        {"target_modules": ["embed_tokens"]},
-        {"target_modules": ["q_proj", "embed_tokens"], "use_dora": True},
-        {"r": 8},
-    ]
+@pytest.mark.parametrize(
+    ("changed", "end"),
+    [({}, "embed_tokens"), ({"tie_word_embeddings": True}, "lm_head")],
+    ids=["embeddings", "head that is tied"],
+)
+def test_tables_are_those_of_peft_and_the_same_in_any_batch(changed, end, base, tmp_path):
+    base = write_checkpoint(tmp_path / "base", tokenizer=False, **changed) if changed else base
+    kinds = [{"target_modules": [end]}, {"target_modules": ["q_proj", end], "use_dora": True}, {"r": 8}]
     adapters = [LoRARequest(f"a{i}", 1, save_adapter(base, tmp_path / f"a{i}", seed=i, **kinds[i])) for i in range(3)]
     chosen, prompts = [None, *adapters], [PROMPTS[0]] * 4
+    params = [dataclasses.replace(GREEDY, prompt_logprobs=1), GREEDY] * 2
     sizes = {"max_model_len": 64, "max_num_seqs": 8, "kv_cache_memory": "8MiB", "enable_lora": True}
-    with LLM(str(base), max_loras=4, lora_target_modules=["all-linear", "embed_tokens"], **sizes) as llm:
+    with LLM(str(base), max_loras=4, lora_target_modules=["all-linear", end], **sizes) as llm:
         alone = []
-        for adapter in chosen:
+        for adapter, wanted in zip(chosen, params, strict=True):
             llm.engine.reset_prefix_cache()
-            alone += llm.generate([PROMPTS[0]], GREEDY, lora_request=adapter)
+            alone += llm.generate([PROMPTS[0]], wanted, lora_request=adapter)
         llm.engine.reset_prefix_cache()
-        assert list(map(_bits, llm.generate(prompts, GREEDY, lora_request=chosen))) == list(map(_bits, alone))
+        together = llm.generate(prompts, params, lora_request=chosen)
+        assert list(map(_bits, together)) == list(map(_bits, alone))
+        assert [each.prompt_logprobs for each in together] == [each.prompt_logprobs for each in alone]
+    with LLM(str(base), **{**sizes, "enable_lora": False}) as plain:
+        assert list(map(_bits, plain.generate([PROMPTS[0]], GREEDY))) == list(map(_bits, alone[:1]))
     for adapter, output in zip(adapters, alone[1:], strict=True):
         tokens = output.outputs[0].token_ids
         logits = reference_logits(base, adapter.lora_path, PROMPTS[0] + tokens).astype(np.float64)
-        rows = _log_softmax(logits)[len(PROMPTS[0]) - 1 :]
-        steps = zip(output.outputs[0].logprobs, rows[: len(tokens)], strict=True)
+        rows = _log_softmax(logits)
+        steps = list(zip(output.outputs[0].logprobs, rows[len(PROMPTS[0]) - 1 :][: len(tokens)], strict=True))
+        if output.prompt_logprobs is not None:
+            steps += zip(output.prompt_logprobs[1:], rows[: len(PROMPTS[0]) - 1], strict=True)
         errors = [abs(each.logprob - row[token]) for step, row in steps for token, each in step.items()]
         assert max(errors) < 1e-5 * np.abs(logits).max()
 

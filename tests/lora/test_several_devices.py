@@ -22,8 +22,8 @@ PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=5
 def answers(base, folders, num_devices):
     """Of each adapter and of the base, in one batch: tokens and log-probabilities, or the error."""
     sizes = {"dtype": "float32", "kv_cache_memory": "8MiB", "max_model_len": 64, "show_progress": False}
-    sizes["lora_target_modules"] = ["all-linear", "embed_tokens"]
-    with LLM(base, tensor_parallel_size=num_devices, enable_lora=True, max_loras=4, **sizes) as llm:
+    sizes["lora_target_modules"] = ["all-linear", "embed_tokens", "lm_head"]
+    with LLM(base, tensor_parallel_size=num_devices, enable_lora=True, max_loras=5, **sizes) as llm:
         adapters, refused = [None], {}
         for i, folder in enumerate(folders):
             adapter = LoRARequest(f"{i}", 1, folder)
@@ -50,7 +50,13 @@ def test_answers_are_those_of_one_device(name, num_devices, tmp_path):
     attention = ["qkv_proj", "o_proj"] if is_packed else ["q_proj", "k_proj", "v_proj", "o_proj"]
     if is_latent:
         attention = ["q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
-    kinds = [attention, ["o_proj"], attention[:1] if not is_packed else ["down_proj"], ["embed_tokens", "o_proj"]]
+    kinds = [
+        attention,
+        ["o_proj"],
+        attention[:1] if not is_packed else ["down_proj"],
+        ["embed_tokens", "o_proj"],
+        ["lm_head"],
+    ]
     folders = [
         str(save_adapter(base, tmp_path / f"{i}", seed=i, target_modules=kind, use_dora=kind == ["o_proj"]))
         for i, kind in enumerate(kinds)

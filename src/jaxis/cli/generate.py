@@ -155,14 +155,12 @@ def _adapter_by_request(arguments: dict[str, Any]) -> LoRARequest | None:
     if arguments.get("adapter") is None or arguments.get("merge"):
         return None
     from jaxis.lora import LoRARequest
-    from jaxis.lora.adapted_model import ALL_LINEAR
     from jaxis.lora.adapter import read_adapter
 
     folder = arguments.pop("adapter")
     adapter = read_adapter(folder)
-    embeddings = sorted(name for name, change in adapter.changes.items() if change.is_embedding)
     arguments |= {"enable_lora": True, "max_lora_rank": max(1, adapter.max_rank)}
-    arguments |= {"lora_target_modules": [ALL_LINEAR, *(name.rpartition(".")[2] for name in embeddings)]}
+    arguments |= {"lora_target_modules": ["all-linear", *adapter.extra_targets]}
     return LoRARequest(folder, 1, folder)
 
 

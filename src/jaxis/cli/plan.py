@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from jaxis.cli.console import EXIT_ERROR, note, report_errors
 from jaxis.cli.options import Debug
+
+if TYPE_CHECKING:
+    from jaxis.planning.sizing.plan import WantedPlaces
 
 DEFAULT_TARGETS = ("v5e-8", "v6e-8", "v5p-8", "tpu7x-8", "a100x8", "h100x8", "h200x8", "b200x8")
 """One machine, or the smallest slice with a host's devices, of each accelerator that is bought today."""
@@ -77,6 +80,14 @@ def plan(
     enable_lora: Annotated[bool, typer.Option("--enable-lora", help="With room for adapters of requests.")] = False,
     max_loras: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Adapters in a step.")] = 1,
     max_lora_rank: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Largest rank of an adapter.")] = 16,
+    lora_target_modules: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Layers with room for adapters, with commas (default: all-linear).",
+            show_default=False,
+        ),
+    ] = None,
     compiles: Annotated[
         bool, typer.Option("--compile", help="Compile the steps for the target, and read their costs from that.")
     ] = False,
@@ -114,9 +125,8 @@ def plan(
 
         from jaxis.bringup.analyze.source import open_source
         from jaxis.errors import ConfigError, JaxisError
-        from jaxis.lora.adapted_model import place_bytes
         from jaxis.planning.sizing.layout import WantedLayout
-        from jaxis.planning.sizing.plan import Planner, Wanted, WantedPlaces
+        from jaxis.planning.sizing.plan import Planner, Wanted
         from jaxis.planning.sizing.report import PlanReport
         from jaxis.planning.sizing.text import plan_html, plan_text
         from jaxis.planning.targets import parse_target
@@ -134,12 +144,9 @@ def plan(
             decode_context_parallel_size,
             pipeline_parallel_size,
         )
-        places = None
-        if enable_lora:
-            places = WantedPlaces(
-                lambda model, dtype: max_loras * place_bytes(model, dtype, max_lora_rank),
-                f"--enable-lora --max-loras {max_loras} --max-lora-rank {max_lora_rank}",
-            )
+        places = _places(max_loras, max_lora_rank, lora_target_modules) if enable_lora else None
+        if places is None and lora_target_modules is not None:
+            raise ConfigError("--lora-target-modules needs --enable-lora")
         planner = Planner(source, Wanted(max_model_len, quantization, kv_cache_dtype, dtype, layout, places))
         plans = [planner.plan(target) for target in targets]
         if compiles:
@@ -157,6 +164,19 @@ def plan(
         print(report.to_json() if as_json else plan_text(report, Console(highlight=False)), end="\n" if as_json else "")
         if on is not None and not all(each.chosen.fits for each in report.plans):
             raise typer.Exit(EXIT_ERROR)
+
+
+def _places(max_loras: int, max_lora_rank: int, targets: str | None) -> WantedPlaces:
+    """Room for adapters by request of the layers that `targets` names, with commas."""
+    from jaxis.lora.adaptable import ALL_LINEAR, place_bytes
+    from jaxis.planning.sizing.plan import WantedPlaces
+
+    names, text = (targets or ALL_LINEAR).split(","), f"--enable-lora --max-loras {max_loras}"
+    text += f" --max-lora-rank {max_lora_rank}"
+    return WantedPlaces(
+        lambda model, dtype: max_loras * place_bytes(model, dtype, max_lora_rank, names),
+        text if targets is None else f"{text} --lora-target-modules {targets}",
+    )
 
 
 def _plan_training(context: typer.Context, config: Path, on: list[str] | None, *, as_json: bool) -> bool:

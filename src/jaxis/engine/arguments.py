@@ -89,7 +89,8 @@ class EngineArgs(EngineArgFields):
       max_lora_rank: Largest rank of such an adapter.
       max_cpu_loras: Most adapters that are kept in memory, in use or not; None is all.
       lora_target_modules: The layers that such adapters have room for: ends of their names, such as "q_proj", and
-        "all-linear", which None is. Embeddings, such as "embed_tokens", must be named.
+        "all-linear", which None is. Embeddings ("embed_tokens"), heads ("lm_head") and experts ("experts") must be
+        named.
       lora_modules: Name -> folder of adapters that are loaded at the start, for a server.
       lora_root: A folder outside of which no adapter is read.
       speculative_config: Guess next tokens and compute several at a time, which changes no answer: {"method": "ngram"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import jax
@@ -12,9 +12,15 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.kernels.low_rank import LowRankStack, low_rank
+from jaxis.kernels.weights import ExpertAdditions, WeightValue, fused_matmul, matmul
 from jaxis.layers.module import JaxModule
 
 Matrix = TypeVar("Matrix", np.ndarray, jax.Array)
+
+SCALES = "scales"
+"""Factors other than 1 of outputs."""
+EXPERTS = "experts"
+"""Matrices of experts."""
 
 
 class StepRows(JaxModule):
@@ -22,11 +28,11 @@ class StepRows(JaxModule):
 
     Attributes:
       slots: i32 [T], from 0, which means none, to S; or [1], of all rows of any step.
-      are_scaled: Whether some of these slots have factors other than 1.
+      parts: What these slots have besides matrices of their layers: SCALES, EXPERTS. What is not there costs nothing.
     """
 
     def __init__(self) -> None:
-        self.are_scaled = False
+        self.parts: frozenset[str] = frozenset()
         self.slots = nnx.Variable(jnp.zeros(1, jnp.int32))
 
     def of(self, num_rows: int) -> jax.Array:
@@ -52,6 +58,7 @@ class LowRankAddition(JaxModule):
         self.a = nnx.Variable(jnp.zeros((num_slots, rank, input_size), dtype))
         self.b = nnx.Variable(jnp.zeros((num_slots, rank, output_size), dtype))
         self.factors = nnx.Variable(jnp.ones((num_slots, output_size), jnp.float32))
+        self.output_size = output_size
         self.ranks = nnx.Variable(jnp.zeros(num_slots, jnp.int32))
         self.rows = rows
 
@@ -59,6 +66,21 @@ class LowRankAddition(JaxModule):
     def stack(self) -> LowRankStack:
         """The matrices."""
         return LowRankStack(self.a.get_value(), self.b.get_value(), self.ranks.get_value())
+
+    def changed_product(
+        self,
+        x: jax.Array,
+        weight: WeightValue,
+        preferred_element_type: DTypeLike | None,
+        axes: tuple[str | None, str | None],
+    ) -> jax.Array:
+        """The layer's product with x [T, in], changed; see `jaxis.kernels.weights.matmul`."""
+        changes, dtype = changes_of(x, [self]), preferred_element_type or x.dtype
+        if dtype == x.dtype and (fused := fused_matmul(x, [weight], *changes)) is not None:
+            return fused[0]
+        y = matmul(x, weight, preferred_element_type=jnp.float32, axes=axes)
+        y = y[..., : self.output_size] + changes.addends[0]  # several devices may have padding rows
+        return (y * changes.factors[0] if changes.factors else y).astype(dtype)
 
     def entries(self, a: Matrix, b: Matrix) -> dict[str, Matrix]:
         """What a slot has of each table, for a change `b.T @ a` with a [r, in] and b [r, out]."""
@@ -91,7 +113,7 @@ class LookupAddition(JaxModule):
         slots, a, b = self.rows.of(len(input_ids)), self.a.get_value(), self.b.get_value()
         u = a[jnp.maximum(slots - 1, 0), input_ids]
         changed = embeddings.astype(jnp.float32) + _combined(u, slots, b, self.ranks.get_value())
-        return changed * factors_of(slots, self.factors) if self.rows.are_scaled else changed
+        return changed * factors_of(slots, self.factors) if SCALES in self.rows.parts else changed
 
     def entries(self, a: Matrix, b: Matrix) -> dict[str, Matrix]:
         """See `LowRankAddition.entries`, with a [r, V] and b [r, E]."""
@@ -134,14 +156,14 @@ class HeadwiseAddition(JaxModule):
 
     def scaled_queries(self, queries: jax.Array) -> jax.Array:
         """queries [T, H, N] -> the same, scaled as the rows of the keys' matrices are."""
-        if not self.rows.are_scaled:
+        if SCALES not in self.rows.parts:
             return queries
         factors = factors_of(self.rows.slots.get_value(), self.factors)[..., : self.key_dim]
         return (queries.astype(jnp.float32) * factors).astype(queries.dtype)
 
     def scaled_values(self, values: jax.Array) -> jax.Array:
         """values float32 [T, H, V] -> the same, scaled as the rows of the values' matrices are."""
-        if not self.rows.are_scaled:
+        if SCALES not in self.rows.parts:
             return values
         return values * factors_of(self.rows.slots.get_value(), self.factors)[..., self.key_dim :]
 
@@ -173,6 +195,76 @@ class HeadwiseAddition(JaxModule):
     @property
     def _ranks_of_heads(self) -> jax.Array:
         return jnp.repeat(self.ranks.get_value(), self.num_heads)
+
+
+class ExpertTables(JaxModule):
+    """The matrices of one projection of X experts: of each `b.T @ a`.
+
+    Args:
+      num_slots: S.
+      num_experts: X.
+      rank: r, of an expert of a slot at most.
+      input_size: Features in.
+      output_size: Features out.
+      dtype: The matrices' type, float32 or bfloat16.
+    """
+
+    def __init__(
+        self, num_slots: int, num_experts: int, rank: int, input_size: int, output_size: int, dtype: DTypeLike
+    ) -> None:
+        self.a = nnx.Variable(jnp.zeros((num_slots, num_experts, rank, input_size), dtype))
+        self.b = nnx.Variable(jnp.zeros((num_slots, num_experts, rank, output_size), dtype))
+        self.ranks = nnx.Variable(jnp.zeros((num_slots, num_experts), jnp.int32))
+
+    @property
+    def stack(self) -> LowRankStack:
+        """The matrices, those of a slot's experts one after the other."""
+        return LowRankStack(_stacked(self.a), _stacked(self.b), self.ranks.get_value().reshape(-1))
+
+
+class ExpertsAddition(JaxModule):
+    """Adds to the products of a layer of experts, with the matrices of the row's slot.
+
+    Args:
+      num_slots: S.
+      rank: r, of a slot at most.
+      num_experts: X.
+      sizes: Projection -> features in and out; `gate_proj` may be missing.
+      rows: The slots of rows; see `LowRankAddition`.
+      dtype: The matrices' type, float32 or bfloat16.
+    """
+
+    gate_proj: ExpertTables | None = None
+    up_proj: ExpertTables
+    down_proj: ExpertTables
+
+    def __init__(
+        self,
+        num_slots: int,
+        rank: int,
+        num_experts: int,
+        sizes: Mapping[str, tuple[int, int]],
+        rows: StepRows,
+        dtype: DTypeLike,
+    ) -> None:
+        for name, (size_in, size_out) in sizes.items():
+            setattr(self, name, ExpertTables(num_slots, num_experts, rank, size_in, size_out, dtype))
+        self.num_experts = num_experts
+        self.rows = rows
+
+    def of(self, expert_ids: jax.Array) -> ExpertAdditions | None:
+        """What is added to the products of the experts i32 [T, k] of a step's tokens; None: nothing."""
+        if EXPERTS not in self.rows.parts:
+            return None
+        gate = None if self.gate_proj is None else self.gate_proj.stack
+        up, down = self.up_proj.stack, self.down_proj.stack
+        slots = self.rows.of(len(expert_ids))[:, None]
+        pairs = (slots - 1) * self.num_experts + expert_ids
+        has_pair = (slots > 0) & (expert_ids < self.num_experts)
+        # Slots without matrices of these experts are those without an adapter: their sums are not touched.
+        ranks = up.ranks + down.ranks + (0 if gate is None else gate.ranks)
+        has_pair &= ranks[jnp.where(has_pair, pairs, 0)] > 0
+        return ExpertAdditions(jnp.where(has_pair, pairs + 1, 0).astype(jnp.int32), gate, up, down)
 
 
 def _rows_of_heads(x: jax.Array) -> jax.Array:
@@ -213,11 +305,6 @@ def factors_of(slots: jax.Array, table: nnx.Variable) -> jax.Array:
     return jnp.where((slots == 0).reshape(-1, *[1] * (factors.ndim - 1)), 1.0, factors)
 
 
-class _Adds(Protocol):
-    output_size: int
-    addition: LowRankAddition | None
-
-
 class ProductChanges(NamedTuple):
     """What becomes of layers' products with x [T, in]: `(y + addend) * factor`; nothing, if both are empty.
 
@@ -230,22 +317,28 @@ class ProductChanges(NamedTuple):
     factors: Sequence[jax.Array] = ()
 
 
-def changes_of(x: jax.Array, layers: Sequence[_Adds]) -> ProductChanges:
+class _Adds(Protocol):
+    output_size: int
+    addition: LowRankAddition | None
+
+
+def changes_of(x: jax.Array, layers: Sequence[_Adds | LowRankAddition]) -> ProductChanges:
     """What becomes of the product of each layer with x [T, in]."""
-    found = [layer.addition for layer in layers if layer.addition is not None]
+    additions = [layer if isinstance(layer, LowRankAddition) else layer.addition for layer in layers]
+    found = [addition for addition in additions if addition is not None]
     if not found:
         return ProductChanges()
     rows = found[0].rows
     slots, shapes = rows.of(len(x)), [(len(x), layer.output_size) for layer in layers]
     products = iter(low_rank(x, slots, [each.stack for each in found]))
     addends = [
-        jnp.zeros(shape, jnp.float32) if layer.addition is None else next(products)
-        for shape, layer in zip(shapes, layers, strict=True)
+        jnp.zeros(shape, jnp.float32) if addition is None else next(products)
+        for shape, addition in zip(shapes, additions, strict=True)
     ]
-    if not rows.are_scaled:
+    if SCALES not in rows.parts:
         return ProductChanges(addends)
     factors = [
-        jnp.ones(shape, jnp.float32) if layer.addition is None else factors_of(slots, layer.addition.factors)
-        for shape, layer in zip(shapes, layers, strict=True)
+        jnp.ones(shape, jnp.float32) if addition is None else factors_of(slots, addition.factors)
+        for shape, addition in zip(shapes, additions, strict=True)
     ]
     return ProductChanges(addends, factors)

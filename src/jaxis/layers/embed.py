@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.kernels.weights import lookup, matmul
-from jaxis.layers.addition import LookupAddition
+from jaxis.layers.addition import LookupAddition, LowRankAddition
 from jaxis.layers.linear import DEFAULT_INIT, JaxLinear
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scale import scaled
@@ -32,11 +32,13 @@ class JaxEmbed(JaxModule):
       quant_config, prefix: See `JaxLinear`.
 
     Attributes:
-      addition: What is added to what is looked up, before `scale`; None: nothing. Never to `decode`.
+      addition: What is added to what is looked up, before `scale`; None: nothing.
+      head_addition: What is added to what `decode` computes; None: nothing.
     """
 
     weight: nnx.Param
     addition: LookupAddition | None = None
+    head_addition: LowRankAddition | None = None
     can_be_packed = True
 
     def __init__(
@@ -73,8 +75,10 @@ class JaxEmbed(JaxModule):
 
     def decode(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
-        weight = self.weight.get_value()
-        logits = matmul(hidden_states, weight, preferred_element_type=jnp.float32, axes=self.kernel_axes)
+        weight, axes = self.weight.get_value(), self.kernel_axes
+        if self.head_addition is not None:
+            return self.head_addition.changed_product(hidden_states, weight, jnp.float32, axes)
+        logits = matmul(hidden_states, weight, preferred_element_type=jnp.float32, axes=axes)
         return _without_padding(logits, self.output_size)
 
 

@@ -17,6 +17,7 @@ from jaxis.config.quantization import QuantizationConfig
 from jaxis.errors import CheckpointError
 from jaxis.kernels.host_threads import BackgroundJobs
 from jaxis.kernels.weights import ExpertStacks, GatedUnit, experts
+from jaxis.layers.addition import ExpertsAddition
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.linear import DEFAULT_INIT
 from jaxis.layers.module import JaxModule, make_parameter
@@ -67,8 +68,12 @@ class JaxExperts(JaxModule):
       stack_layout: The layout of tensors that hold all experts; None if each tensor holds one.
       are_spread: Whether experts lie whole on the mesh's devices, as many on each, instead of a part of each on all.
       dtype, quant_config, prefix: See `JaxLinear`.
+
+    Attributes:
+      addition: What is added to their products; None: nothing.
     """
 
+    addition: ExpertsAddition | None = None
     gate_proj: nnx.Param | None = None
     up_proj: nnx.Param
     down_proj: nnx.Param
@@ -167,6 +172,7 @@ class JaxExperts(JaxModule):
             gated_unit=self.gated_unit,
             scales_input=self.scales_input,
             are_spread=self.are_spread,
+            additions=None if self.addition is None else self.addition.of(expert_ids),
         )
         return experts(x, expert_ids, expert_weights, stacks)
 

@@ -80,19 +80,10 @@ class JaxLinear(JaxModule):
     def product(self, x: jax.Array, *, preferred_element_type: DTypeLike | None = None) -> jax.Array:
         """x [..., in] -> [..., out] without the bias, in `preferred_element_type` or x's type."""
         if self.addition is not None:
-            return self._changed_product(x, preferred_element_type)
+            return self.addition.changed_product(x, self.weight.get_value(), preferred_element_type, self.kernel_axes)
         if isinstance(self.quant_method, ApplyingQuantMethod):
             return self.quant_method.apply(self, x, preferred_element_type=preferred_element_type)
         return matmul(x, self.weight.get_value(), preferred_element_type=preferred_element_type, axes=self.kernel_axes)
-
-    def _changed_product(self, x: jax.Array, preferred_element_type: DTypeLike | None) -> jax.Array:
-        changes = changes_of(x, [self])
-        weight, dtype = self.weight.get_value(), preferred_element_type or x.dtype
-        if dtype == x.dtype and (fused := fused_matmul(x, [weight], *changes)) is not None:
-            return fused[0]
-        y = matmul(x, weight, preferred_element_type=jnp.float32, axes=self.kernel_axes)
-        y = y + changes.addends[0]
-        return (y * changes.factors[0] if changes.factors else y).astype(dtype)
 
 
 def apply_together(x: jax.Array, *layers: JaxLinear) -> list[jax.Array]:

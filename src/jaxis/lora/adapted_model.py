@@ -5,38 +5,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
-from jaxis.config.quantization import ApplyingQuantMethod
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
+from jaxis.engine.execution.variants import HEAD
 from jaxis.errors import ConfigError
-from jaxis.kernels.weights import as_weight
-from jaxis.layers.addition import HeadwiseAddition, LookupAddition, LowRankAddition, StepRows
+from jaxis.layers.addition import EXPERTS, SCALES, StepRows
 from jaxis.layers.checkpoint_names import checkpoint_names_of
-from jaxis.layers.embed import JaxEmbed
-from jaxis.layers.latent_projection import LatentUpProjection
-from jaxis.layers.linear import JaxLinear
-from jaxis.layers.module import JaxModule, named_modules
-from jaxis.layers.routing import JaxRouter
+from jaxis.lora.adaptable import ALL_LINEAR, Adaptable, Adaptables, adaptable, table_type
 from jaxis.lora.adapter import Adapter, LowRankChange
+from jaxis.lora.expert_change import stack_and_part
+from jaxis.lora.expert_tables import ExpertTablesOf
 
-# Layers that are called with each token of a step, in its order. Others see some rows only.
-_KINDS = (JaxLinear, JaxRouter, LatentUpProjection, JaxEmbed)
-ALL_LINEAR = "all-linear"
-"""All that requests can change but embeddings, whose matrices are large; what there is room for by default."""
-_Layer = JaxLinear | JaxEmbed
-_Addition = LowRankAddition | LookupAddition | HeadwiseAddition
 _MOST_HEADER_BYTES = 64 << 20
-_SCALES = "scales"
-"""The part of a model that adapters change whose outputs have factors; see `Variants.parts_of`."""
-_ELEMENTS_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -46,10 +33,23 @@ class LayerChange:
     Attributes:
       change: The matrices.
       factors: float32 [out], by which the outputs are multiplied before the bias is added (DoRA); None: they are not.
+      is_of_head: Whether the layer computes logits.
     """
 
     change: LowRankChange
     factors: np.ndarray | None = None
+    is_of_head: bool = False
+
+
+@dataclass(frozen=True)
+class ExpertsChange:
+    """A change of a layer of experts: the entry of each of its tables, by its name."""
+
+    entries: Mapping[str, np.ndarray]
+
+
+Changes = Mapping[str, LayerChange | ExpertsChange]
+"""What an adapter changes, by the names of the layers."""
 
 
 class AdaptedModel:
@@ -66,44 +66,39 @@ class AdaptedModel:
       targets: The layers that there is room for: ends of their names, and ALL_LINEAR.
 
     Raises:
-      ConfigError: No layer has such a name.
+      ConfigError: No layer has such a name, or it cannot be changed on several devices.
     """
 
     def __init__(
         self, base: ModelArrays, num_places: int, max_rank: int, targets: Sequence[str] = (ALL_LINEAR,)
     ) -> None:
-        model = base.model
+        model, dtype = base.model, base.hidden_states.dtype
         self.num_places, self.max_rank = num_places, max_rank
         self._names = checkpoint_names_of(model)
-        found = dict(_adaptable(model, targets))
-        every = dict(_adaptable(model))
-        self._without_room = every.keys() - found.keys()
-        self._embeddings = {name: layer for name, layer in every.items() if isinstance(layer, JaxEmbed)}
-        self._layers = {
-            name: layer for name, layer in found.items() if isinstance(layer, JaxEmbed) or not layer.has_moved_rows
+        found, every = adaptable(model, targets), adaptable(model)
+        self._without_room = (every.layers.keys() - found.layers.keys()) | (every.experts.keys() - found.experts.keys())
+        self._tables = {name: layer for name, layer in every.layers.items() if layer.is_extra}
+        self._layers = {name: layer for name, layer in found.layers.items() if not layer.has_moved_rows}
+        self._experts = found.experts
+        self._moved = found.layers.keys() - self._layers.keys()
+        if self._experts and base.hidden_states.sharding.num_devices > 1:
+            raise ConfigError(
+                f"lora_target_modules: {min(self._experts)!r}, experts, can be changed by requests on one device only"
+            )
+        self.bytes_per_place = Adaptables(self._layers, self._experts).bytes_of_place(dtype, max_rank)
+        rows = StepRows()
+        self._additions = {
+            name: layer.add(num_places, max_rank, rows, table_type(dtype)) for name, layer in self._layers.items()
         }
-        self._moved = found.keys() - self._layers.keys()
-        rows, dtype = StepRows(), table_type(base.hidden_states.dtype)
-        self.bytes_per_place = _place_bytes(self._layers.values(), dtype, max_rank)
-        self._additions = {name: self._add(layer, rows, dtype) for name, layer in self._layers.items()}
+        for each in self._experts.values():
+            each.add(num_places, max_rank, rows, table_type(dtype))
         self._with_factors: set[int] = set()  # places
+        rows.parts = frozenset({SCALES})  # so that the head's arrays are those that it reads at most
         setattr(model, _ROWS, rows)
-        self._split = ModelArrays(model, base.hidden_states, has_head=False)
+        has_head = any(layer.is_head for layer in self._layers.values())
+        self._split = ModelArrays(model, base.hidden_states, has_head=has_head)
         self._index = {name: i for i, name in enumerate(self._split.bytes_by_name())}
         self.generation = 0
-
-    def _add(self, layer: _Layer, rows: StepRows, dtype: DTypeLike) -> _Addition:
-        """Gives a layer the tables of its changes."""
-        sizes = self.num_places, self.max_rank
-        if isinstance(layer, LatentUpProjection):
-            dims = layer.input_size, layer.key_dim, layer.value_dim, layer.num_heads
-            layer.head_addition = HeadwiseAddition(*sizes, *dims, rows, dtype)
-            return layer.head_addition
-        if isinstance(layer, JaxEmbed):
-            layer.addition = lookup = LookupAddition(*sizes, *_sizes(layer), rows, dtype)
-            return lookup
-        layer.addition = addition = LowRankAddition(*sizes, *_sizes(layer), rows, dtype)
-        return addition
 
     @property
     def arrays(self) -> list[jax.Array]:
@@ -111,12 +106,17 @@ class AdaptedModel:
         return self._split.arrays
 
     @property
+    def head_arrays(self) -> list[jax.Array]:
+        """See `Variants`."""
+        return self._split.head_arrays
+
+    @property
     def most_file_bytes(self) -> int:
         """Bytes of a file that can be an adapter of the model: what has a place, in float32, twice, and a header.
 
-        Of embeddings, PEFT also saves the base's weight.
+        Of embeddings and heads, PEFT also saves the base's weight.
         """
-        tables = sum(math.prod(_sizes(layer)) for layer in self._embeddings.values())
+        tables = sum(math.prod(layer.weight_shape) for layer in self._tables.values())
         return 4 * (self.bytes_per_place + tables) + _MOST_HEADER_BYTES
 
     def rebase(self, base: ModelArrays) -> None:
@@ -124,23 +124,25 @@ class AdaptedModel:
         for name, array in base.named_arrays():
             self._split.arrays[self._index[name]] = array
         self.generation += 1
-        layers = {name: layer for name, layer in named_modules(base.model) if isinstance(layer, _Layer)}
+        layers = adaptable(base.model).layers
         self._layers = {name: layers[name] for name in self._layers}
-        self._embeddings = {name: cast(JaxEmbed, layers[name]) for name in self._embeddings}
 
-    def rebased(self, changes: Mapping[str, LayerChange]) -> dict[str, LayerChange]:
+    def rebased(self, changes: Changes) -> Changes:
         """Changes that were read for other weights, for those that there are now: factors depend on them."""
-        return {name: _of_layer(each.change, self._layers[name]) for name, each in changes.items()}
+        return {
+            name: each if isinstance(each, ExpertsChange) else _of_layer(each.change, self._layers[name])
+            for name, each in changes.items()
+        }
 
     def merge(self, arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
         """See `Variants`."""
-        model = self._split.merge(arrays)
-        rows = cast(StepRows, getattr(model, _ROWS))
-        rows.slots.set_value(places)
-        rows.are_scaled = _SCALES in parts
-        return model
+        return _with_rows(self._split.merge(arrays), places, parts)
 
-    def changes_of(self, adapter: Adapter) -> dict[str, LayerChange]:
+    def merge_head(self, head_arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
+        """See `Variants`."""
+        return _with_rows(self._split.merge_head(head_arrays), places, parts)
+
+    def changes_of(self, adapter: Adapter) -> Changes:
         """The changes of an adapter by the names that modules have here; independent of its file.
 
         Raises:
@@ -154,32 +156,33 @@ class AdaptedModel:
                 f"{adapter.path} replaces {min(replaced)!r}, which is the same for all requests: merge it "
                 "while loading (--adapter FOLDER --merge)"
             )
-        if adapter.experts:
-            raise ConfigError(
-                f"{adapter.path} changes {min(adapter.experts)!r}, experts, which cannot be changed for some requests "
-                "only: merge it while loading (--adapter FOLDER --merge)"
+        changes: dict[str, LayerChange | ExpertsChange] = {}
+        tables: dict[str, ExpertTablesOf] = {}
+        for theirs, of_stack in adapter.experts.items():
+            experts, _, stack = theirs.rpartition(".")
+            self._tables_of_experts(adapter, theirs, self._names.name_here(experts), tables).take_stack(
+                theirs, stack, of_stack
             )
-        changes: dict[str, LayerChange] = {}
         for theirs, change in adapter.changes.items():
             name = self._names.name_here(theirs)
+            if (part := stack_and_part(self._names.name_here(f"{theirs}.weight"))) is not None:
+                experts = part[0].rpartition(".")[0]
+                self._tables_of_experts(adapter, theirs, experts, tables).take_matrix(theirs, *part[1:], change)
+                continue
             layer = self._layers.get(name)
-            if name in self._without_room:
-                raise ConfigError(
-                    f"{adapter.path} changes {theirs!r}, for which requests have no room: name it among "
-                    "lora_target_modules"
-                )
-            if layer is None or change.is_embedding != isinstance(layer, JaxEmbed):
+            self._check_room(adapter, theirs, name)
+            if layer is None or change.is_embedding != layer.is_embedding:
                 what = "which is not a layer that can be changed for some requests only"
                 if name in self._moved:
                     what = "of which several devices have the outputs in another order"
                 raise ConfigError(
                     f"{adapter.path} changes {theirs!r}, {what}: merge it while loading (--adapter FOLDER --merge)"
                 )
-            if (sizes := (change.input_size, change.output_size)) != _sizes(layer):
+            if (sizes := (change.input_size, change.output_size)) != layer.sizes:
                 kinds = "tokens", "features" if change.is_embedding else "features in", "features out"
                 raise ConfigError(
                     f"{adapter.path}: {theirs!r} is for {sizes[0]} {kinds[0]} and {sizes[1]} {kinds[1]}, but the "
-                    f"model's has {' and '.join(map(str, _sizes(layer)))}: the adapter was trained on another model"
+                    f"model's has {' and '.join(map(str, layer.sizes))}: the adapter was trained on another model"
                 )
             if change.rank > self.max_rank:
                 raise ConfigError(
@@ -189,116 +192,98 @@ class AdaptedModel:
             magnitude = None if change.magnitude is None else np.array(change.magnitude)
             copied = dataclasses.replace(change, a=np.array(change.a), b=np.array(change.b), magnitude=magnitude)
             changes[name] = _of_layer(copied, layer)
-        return changes
+        return changes | {name: ExpertsChange(each.entries) for name, each in tables.items()}
+
+    def _check_room(self, adapter: Adapter, theirs: str, name: str) -> None:
+        if name in self._without_room:
+            raise ConfigError(
+                f"{adapter.path} changes {theirs!r}, for which requests have no room: name it among lora_target_modules"
+            )
+
+    def _tables_of_experts(
+        self, adapter: Adapter, theirs: str, name: str, tables: dict[str, ExpertTablesOf]
+    ) -> ExpertTablesOf:
+        """What a layer of experts has in `tables`, at first nothing."""
+        if (experts := self._experts.get(name)) is None:
+            self._check_room(adapter, theirs, name)
+            raise ConfigError(
+                f"{adapter.path} changes {theirs!r}, which is not a layer that can be changed for some requests only: "
+                "merge it while loading (--adapter FOLDER --merge)"
+            )
+        return tables.setdefault(name, ExpertTablesOf(adapter.path, experts, self.max_rank))
 
     def _is_base_of_change(self, adapter: Adapter, name: str, tensor: np.ndarray) -> bool:
-        """Whether a tensor is the table that an embedding's change was trained on, which PEFT never trains with it."""
+        """Whether a tensor is what a change of embeddings or a head was trained on, which PEFT never trains with it."""
         module = name.removesuffix(".weight")
-        change, layer = adapter.changes.get(module), self._embeddings.get(self._names.name_here(module))
-        return change is not None and change.is_embedding and layer is not None and tensor.shape == _sizes(layer)
+        change, layer = adapter.changes.get(module), self._tables.get(self._names.name_here(module))
+        return change is not None and layer is not None and tensor.shape == layer.weight_shape
 
-    def put(self, changes: Mapping[str, LayerChange], place: int) -> None:
+    def put(self, changes: Changes, place: int) -> None:
         """Puts an adapter's matrices into a place, from 0 on; steps that were dispatched before do not see them."""
-        arrays = self._split.arrays
-        had_factors, has_factors = place in self._with_factors, bool(parts_of(changes))
+        had_factors, has_factors = place in self._with_factors, SCALES in parts_of(changes)
         self._with_factors ^= {place} if had_factors != has_factors else set()
         for name, layer in self._layers.items():
-            given, kind = changes.get(name), "head_addition" if isinstance(layer, LatentUpProjection) else "addition"
+            given = changes.get(name)
+            assert not isinstance(given, ExpertsChange)
             # What is not changed has rank 0, and its matrices stay what they were.
             entries = {} if given is None else self._additions[name].entries(*_padded(given.change, self.max_rank))
             entries["ranks"] = np.asarray(0 if given is None else given.change.rank, np.int32)
             if had_factors or has_factors:
                 factors = None if given is None else given.factors
-                entries["factors"] = np.ones(_sizes(layer)[1], np.float32) if factors is None else factors
-            for table, entry in entries.items():
-                index = self._index[f"{name}.{kind}.{table}.value"]
-                arrays[index] = _write(arrays[index], entry.reshape(arrays[index].shape[1:]), place)
+                entries["factors"] = np.ones(layer.output_size, np.float32) if factors is None else factors
+            self._write_entries(layer.path, entries, place)
+        for name, experts in self._experts.items():
+            given = changes.get(name)
+            if isinstance(given, ExpertsChange):
+                self._write_entries(experts.path, given.entries, place)
+            else:
+                ranks = np.zeros(experts.layer.num_experts, np.int32)
+                self._write_entries(experts.path, {f"{projection}.ranks": ranks for projection in experts.sizes}, place)
+
+    def _write_entries(self, path: str, entries: Mapping[str, np.ndarray], place: int) -> None:
+        arrays = self._split.arrays
+        for table, entry in entries.items():
+            index = self._index[f"{path}.{table}.value"]
+            arrays[index] = _write(arrays[index], entry.reshape(arrays[index].shape[1:]), place)
 
 
 _ROWS = "step_rows"
 
 
-def parts_of(changes: Mapping[str, LayerChange]) -> frozenset[str]:
+def _with_rows(model: GenerativeModel, places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
+    """The model, whose layers see rows with adapters at these places, which have these parts."""
+    rows = cast(StepRows, getattr(model, _ROWS))
+    rows.slots.set_value(places)
+    rows.parts = parts
+    return model
+
+
+def parts_of(changes: Changes) -> frozenset[str]:
     """See `Variants`."""
-    return frozenset({_SCALES} if any(each.factors is not None for each in changes.values()) else ())
+    parts: set[str] = set()
+    for each in changes.values():
+        if isinstance(each, ExpertsChange):
+            parts.add(EXPERTS)
+        else:
+            parts |= ({SCALES} if each.factors is not None else set()) | ({HEAD} if each.is_of_head else set())
+    return frozenset(parts)
 
 
-def _of_layer(change: LowRankChange, layer: _Layer) -> LayerChange:
-    return LayerChange(change, None if change.magnitude is None else _factors(change, layer))
+def _of_layer(change: LowRankChange, layer: Adaptable) -> LayerChange:
+    return LayerChange(change, None if change.magnitude is None else _factors(change, layer), layer.is_head)
 
 
-def _factors(change: LowRankChange, layer: _Layer) -> np.ndarray:
+def _factors(change: LowRankChange, layer: Adaptable) -> np.ndarray:
     """DoRA's (arXiv:2402.09353): each output's magnitude by the norm of its changed weights, float32 [out]."""
     assert change.magnitude is not None
     a, scaled_b = change.a.astype(np.float32), np.float32(change.scale) * change.b.astype(np.float32)
     squares = np.zeros(change.output_size, np.float64)
-    for ids, rows in _rows_of(layer):
+    for ids, rows in layer.weight_rows():
         if change.is_embedding:
             squares += np.square(rows + (scaled_b @ a[:, ids]).T).sum(0, dtype=np.float64)
         else:
             squares[ids] = np.square(rows + scaled_b[ids] @ a).sum(1, dtype=np.float64)
     return (change.magnitude.astype(np.float64) / np.sqrt(squares)).astype(np.float32)
-
-
-def _rows_of(layer: _Layer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The rows of a layer's weight as it is served: their numbers, and float32 [n, in], some at a time."""
-    if isinstance(layer, LatentUpProjection):
-        yield np.arange(layer.output_size), np.asarray(layer.dequantized())
-        return
-    weight, size = as_weight(layer.weight.get_value()), max(1, _ELEMENTS_AT_ONCE // layer.input_size)
-    for first in range(0, layer.output_size, size):
-        ids = np.arange(first, min(first + size, layer.output_size), dtype=np.int32)
-        yield ids, np.asarray(weight.lookup(jnp.asarray(ids), jnp.float32))
-
-
-def place_bytes(model: JaxModule, dtype: DTypeLike, max_rank: int, targets: Sequence[str] = (ALL_LINEAR,)) -> int:
-    """Bytes of one adapter's matrices beside a model that computes in some type; it may be one without weights."""
-    return _place_bytes([layer for _, layer in _adaptable(model, targets)], table_type(dtype), max_rank)
-
-
-def _place_bytes(layers: Iterable[_Layer], table_type: DTypeLike, max_rank: int) -> int:
-    layers = list(layers)
-    elements = max_rank * sum(sum(_sizes(layer)) for layer in layers)
-    factors = sum(_sizes(layer)[1] for layer in layers)
-    return elements * jnp.dtype(table_type).itemsize + factors * jnp.dtype(jnp.float32).itemsize
-
-
-def _sizes(layer: _Layer) -> tuple[int, int]:
-    """Features in, or tokens; and features out."""
-    if isinstance(layer, JaxEmbed):  # whose sizes are those of a head
-        return layer.output_size, layer.input_size
-    return layer.input_size, layer.output_size
-
-
-def table_type(dtype: DTypeLike) -> DTypeLike:
-    """The type of adapters' matrices beside a model that computes in some type: bfloat16 with bfloat16, or float32."""
-    return jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
-
-
-def _adaptable(model: JaxModule, targets: Sequence[str] | None = None) -> list[tuple[str, _Layer]]:
-    """The layers that these name, or all that requests can change."""
-    found: list[tuple[str, _Layer]] = []
-    missing, names = set(targets or ()) - {ALL_LINEAR}, checkpoint_names_of(model)
-    for name, layer in named_modules(model):
-        if not isinstance(layer, _Layer) or type(layer) not in _KINDS or name.startswith("draft."):
-            continue
-        if isinstance(layer.quant_method, ApplyingQuantMethod):
-            continue
-        paths = [f".{each}" for each in (name, names.name_in_checkpoint(name))]
-        named = {
-            target
-            for target in targets or ()
-            if any(path.endswith((f".{target}", f".{names.name_here(target)}")) for path in paths)
-        }
-        missing -= named
-        if targets is None or named or (ALL_LINEAR in targets and not isinstance(layer, JaxEmbed)):
-            found.append((name, layer))
-    if missing:
-        raise ConfigError(
-            f"lora_target_modules: no layer that requests can change has a name that ends in {min(missing)!r}: give "
-            "such names as q_proj, embed_tokens or all-linear"
-        )
-    return found
 
 
 def _padded(change: LowRankChange, max_rank: int) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.loading.safetensors import SafetensorsFile
-from jaxis.lora.expert_change import STACKS, ExpertChange
+from jaxis.lora.expert_change import STACKS, ExpertChange, stack_and_part
 from jaxis.lora.peft_config import CONFIG_FILE, AdapterConfig, read_adapter_config
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -103,7 +103,19 @@ class Adapter:
     @property
     def max_rank(self) -> int:
         """The largest rank of a module."""
-        return max((change.rank for change in self.changes.values()), default=0)
+        of_experts = (change.a.shape[1] for change in self.experts.values())
+        return max(*(change.rank for change in self.changes.values()), *of_experts, 0, 0)
+
+    @property
+    def extra_targets(self) -> list[str]:
+        """What `lora_target_modules` must name for it besides linear layers: embeddings, heads, experts."""
+        found = {stack.split(".")[-2] for stack in self.experts}
+        for name, change in self.changes.items():
+            if (part := stack_and_part(f"{name}.weight")) is not None:
+                found.add(part[0].split(".")[-2])
+            elif change.is_embedding or not any(part.isdigit() for part in name.split(".")):
+                found.add(name.rpartition(".")[2])
+        return sorted(found)
 
 
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:

@@ -13,7 +13,7 @@ from jaxis.engine.execution.device_room import DeviceRoom
 from jaxis.engine.execution.executor import Executor
 from jaxis.host.byte_size import human_bytes
 from jaxis.layers.module import JaxModule
-from jaxis.lora.adapted_model import ALL_LINEAR, place_bytes
+from jaxis.lora.adaptable import ALL_LINEAR, place_bytes
 from jaxis.lora.store import AdapterStore
 
 

@@ -14,7 +14,8 @@ import jax
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.errors import CheckpointError, ConfigError, RequestError
-from jaxis.lora.adapted_model import ALL_LINEAR, AdaptedModel, LayerChange, parts_of
+from jaxis.lora.adaptable import ALL_LINEAR
+from jaxis.lora.adapted_model import AdaptedModel, Changes, parts_of
 from jaxis.lora.adapter import digest_of, read_adapter
 from jaxis.lora.root import find_adapter
 
@@ -31,7 +32,7 @@ class LoadedAdapter:
     """
 
     digest: bytes
-    changes: Mapping[str, LayerChange]
+    changes: Changes
     parts: frozenset[str]
     generation: int
 
@@ -142,6 +143,15 @@ class AdapterStore:
     def merge(self, arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
         """See `Variants`."""
         return self._model.merge(arrays, places, parts)
+
+    @property
+    def head_arrays(self) -> list[jax.Array]:
+        """See `Variants`."""
+        return self._model.head_arrays
+
+    def merge_head(self, head_arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
+        """See `Variants`."""
+        return self._model.merge_head(head_arrays, places, parts)
 
     def parts_of(self, variant: bytes) -> frozenset[str]:
         """See `Variants`."""

@@ -26,7 +26,7 @@ from jaxis.layers.linear import JaxLinear
 from jaxis.layers.mla import LatentCacheSpec
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.partial_weight import WeightLoader
-from jaxis.lora.adapted_model import table_type
+from jaxis.lora.adaptable import table_type
 from jaxis.training.adapters import AdaptedLayers
 from jaxis.training.config import TrainConfig
 from jaxis.training.functional_model import FunctionalModel, Values

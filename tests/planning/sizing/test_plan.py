@@ -70,9 +70,9 @@ def test_places_for_adapters_take_memory_from_the_cache(tmp_path):
     result = CliRunner().invoke(app, ["plan", str(tmp_path), *arguments, "--max-loras", "8", "--json"])
     assert result.exit_code == 0, result.output
     [found] = json.loads(result.stdout)["plans"][0]["options"]
-    # E 4096, 32 heads and 8 key-value heads of 128, F 12288, 36 layers; bfloat16 of rank 16.
-    sizes = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), *[(4096, 12288)] * 3]
-    expected = 8 * 2 * 16 * 36 * sum(map(sum, sizes))
+    # E 4096, 32 heads and 8 key-value heads of 128, F 12288, 36 layers; bfloat16 of rank 16, and a factor an output.
+    sizes = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), *[(4096, 12288)] * 2, (12288, 4096)]
+    expected = 8 * 36 * sum(2 * 16 * (size_in + size_out) + 4 * size_out for size_in, size_out in sizes)
     assert found["device_place_bytes"] == expected
     [without] = Planner(source, Wanted(quantization="none", kv_cache_dtype="auto")).plan(target).options
     assert without.device_place_bytes == 0
@@ -80,6 +80,9 @@ def test_places_for_adapters_take_memory_from_the_cache(tmp_path):
     assert without.device_cache_bytes - found["device_cache_bytes"] == expected
     result = CliRunner().invoke(app, ["plan", str(tmp_path), *arguments, "--max-lora-rank", "64"])
     assert "--enable-lora --max-loras 1 --max-lora-rank 64" in " ".join(result.stdout.split())
+    result = CliRunner().invoke(app, ["plan", str(tmp_path), *arguments, "--lora-target-modules", "lm_head", "--json"])
+    [found] = json.loads(result.stdout)["plans"][0]["options"]
+    assert found["device_place_bytes"] == 2 * 16 * (4096 + 151936) + 4 * 151936
 
 
 def test_published_quantized_weights_are_not_quantized_again():

@@ -117,8 +117,12 @@ class ModelArrays:
             self._head_indices = indices_read(
                 lambda arrays, hidden: self.merge(arrays).compute_logits(hidden), self.arrays, hidden_states
             )
-        self.head_arrays = [self.arrays[i] for i in self._head_indices]
         self._on_host: list[tuple[np.ndarray | jax.Array, Any]] = []
+
+    @property
+    def head_arrays(self) -> list[jax.Array]:
+        """See the class; none while there are no arrays."""
+        return [self.arrays[i] for i in self._head_indices] if self.arrays else []
 
     @property
     def model(self) -> JaxModule:
@@ -179,7 +183,6 @@ class ModelArrays:
         """Moves the arrays back to where they were before `sleep`."""
         if self._on_host:
             self.arrays = [jax.device_put(array, place) for array, place in self._on_host]
-            self.head_arrays = [self.arrays[i] for i in self._head_indices]
             self._on_host = []
 
     def _to_host(self) -> None:
@@ -188,11 +191,11 @@ class ModelArrays:
             (np.asarray(array) if moves else array, cast(Any, array).format)
             for array, moves in zip(self.arrays, moved, strict=True)
         ]
-        self.arrays, self.head_arrays = [], []
+        self.arrays = []
 
     def release(self) -> None:
         """Drops the arrays."""
-        self.arrays, self.head_arrays, self._on_host = [], [], []
+        self.arrays, self._on_host = [], []
 
 
 def bytes_on_devices(arrays: Iterable[jax.Array]) -> int:

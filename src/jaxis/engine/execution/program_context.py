@@ -59,6 +59,20 @@ class ProgramContext:
             return self.model.merge(arrays)
         return self.variants.merge(arrays, step.places, shape.variant_parts)
 
+    def head_arrays_of(self, variant_parts: frozenset[str] | None) -> list[jax.Array]:
+        """The arrays that a program of logits takes; of variants that change the head, if there are parts."""
+        if variant_parts is None or self.variants is None:
+            return self.model.head_arrays
+        return self.variants.head_arrays
+
+    def merge_head(
+        self, head_arrays: list[jax.Array], variant_parts: frozenset[str] | None, places: Sequence[jax.Array]
+    ) -> GenerativeModel:
+        """Inside a program: the model rebuilt from `head_arrays_of`, with one array of its rows' places, if any."""
+        if variant_parts is None or self.variants is None:
+            return self.model.merge_head(head_arrays)
+        return self.variants.merge_head(head_arrays, places[0], variant_parts)
+
     @functools.cached_property
     def ranks(self) -> RankPrograms:
         """Makes programs of all data ranks of the mesh from those of one."""

@@ -31,6 +31,7 @@ from jaxis.engine.execution.step_programs import (
     WholeKey,
 )
 from jaxis.engine.execution.token_logprobs import TokenLogprobs, joined_logprobs
+from jaxis.engine.execution.variants import HEAD
 from jaxis.engine.kv_connector import KVConnector
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
@@ -199,7 +200,7 @@ class Runner:
             self.programs.precompile(GreedyStepKey(shape))
             return
         self.programs.precompile(ForwardKey(shape))
-        self.programs.precompile(SampleKey(shape.num_rows, SamplerFeatures()))
+        self.programs.precompile(SampleKey(shape.num_rows, SamplerFeatures(), _of_head(variant_parts)))
 
     def padded(self, num_rows: int) -> int:
         """What this many rows are padded to, for which there are programs."""
@@ -227,7 +228,8 @@ class Runner:
 
     def step_shape(self, num_tokens: int, num_rows: int = 1, variant_parts: frozenset[str] | None = None) -> StepShape:
         """The smallest compiled shape that holds this many tokens, `num_rows` of them followed by a sampled one."""
-        return self._step_shapes.of(num_tokens, num_rows, variant_parts)
+        of_layers = None if variant_parts is None else variant_parts - {HEAD}
+        return self._step_shapes.of(num_tokens, num_rows, of_layers)
 
     def dispatch(self, output: SchedulerOutput, sampling: SamplingStates) -> DispatchedStep:
         """Sends a step's model and sampler to the devices, and returns without waiting for them."""
@@ -275,7 +277,9 @@ class Runner:
         if any(entry.samples for entry in output.scheduled):
             self._unsampled = output
         if self.on_step_logits is not None:
-            self.on_step_logits(output, self._logits(shape.num_tokens, _token_rows(output, shape.num_tokens)))
+            rows = _token_rows(output, shape.num_tokens)
+            places = self._places_of_rows([(entry, entry.num_tokens) for entry in output.scheduled], len(rows))
+            self.on_step_logits(output, self._logits(shape.num_tokens, rows, _of_head(parts), places))
         prompt_logprobs = []
         if any(map(_has_prompt_logprobs, output.scheduled)):
             prompt_logprobs = [
@@ -427,7 +431,7 @@ class Runner:
             if features != SamplerFeatures():
                 features = self._compiled_features.choose(num_rows, features)
                 parameters = self._sampling_packer.pack(of_ranks, num_rows, features)
-        sampled = self.programs.run(SampleKey(num_rows, features), parameters)
+        sampled = self._run_sampler(output, num_rows, features, parameters)
         # How many of its drafts are right decides what follows a sequence: no step is dispatched ahead of that.
         self.inflight_rows = {}
         if not output.has_drafts:
@@ -440,16 +444,50 @@ class Runner:
         self._unsampled = None
         return sampled
 
-    def _logits(self, num_padded: int, rows: np.ndarray) -> np.ndarray:
-        """Logits of these rows of the hidden states, of which there are `num_padded`."""
-        return np.concatenate(list(self._logits_in_chunks(num_padded, rows)))
+    def _run_sampler(
+        self, output: SchedulerOutput, num_rows: int, features: SamplerFeatures, parameters: np.ndarray | None
+    ) -> SamplerOutput:
+        parts = _of_head(self._variant_parts(output))
+        places = []
+        if parts is not None:
+            places = [
+                self._places_of_rows([(entry, entry.num_rows) for entry in rank.scheduled], num_rows)
+                for rank in output.ranks
+            ]
+            places = [_joined(places)]
+        return self.programs.run(SampleKey(num_rows, features, parts), parameters, *places)
 
-    def _logits_in_chunks(self, num_padded: int, rows: np.ndarray) -> Iterator[np.ndarray]:
-        key, hidden = LogitsKey(num_padded, targets=False), self._num_hidden
+    def _places_of_rows(self, entries: Sequence[tuple[ScheduledSequence, int]], num_rows: int) -> np.ndarray:
+        """The places of rows, int32 [S]: of the sequences' variants, so many rows of each; then 0."""
+        places = np.zeros(num_rows, np.int32)
+        if self.variants is not None:
+            of_rows = [place for entry, n in entries for place in [self.variants.place_of(entry.sequence.variant)] * n]
+            places[: len(of_rows)] = of_rows
+        return places
+
+    def _logits(
+        self,
+        num_padded: int,
+        rows: np.ndarray,
+        variant_parts: frozenset[str] | None = None,
+        places: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Logits of these rows of the hidden states, of which there are `num_padded`; see `LogitsKey`."""
+        return np.concatenate(list(self._logits_in_chunks(num_padded, rows, variant_parts, places)))
+
+    def _logits_in_chunks(
+        self,
+        num_padded: int,
+        rows: np.ndarray,
+        variant_parts: frozenset[str] | None = None,
+        places: np.ndarray | None = None,
+    ) -> Iterator[np.ndarray]:
+        key, hidden = LogitsKey(num_padded, targets=False, variant_parts=variant_parts), self._num_hidden
         for start in range(0, len(rows), LOGITS_CHUNK_ROWS):
             if self._num_hidden != hidden:
                 raise RuntimeError("another step ran before the last of the logits were taken")
-            logits = self.programs.run(key, _chunk(rows[start:].astype(np.int32)))
+            of_rows = [] if variant_parts is None or places is None else [_chunk(places[start:])]
+            logits = self.programs.run(key, _chunk(rows[start:].astype(np.int32)), *of_rows)
             yield np.asarray(logits)[: len(rows) - start]
 
     def _prompt_logprobs(self, num_padded: int, entry: ScheduledSequence, first_row: int) -> TokenLogprobs[np.ndarray]:
@@ -460,13 +498,22 @@ class Runner:
             batch = scoring_batch(entry.sequence.sampling_params, LOGITS_CHUNK_ROWS, self.vocab_size)
             features = batch.features
             parameters = [SamplingPacker(self.vocab_size).pack([batch], LOGITS_CHUNK_ROWS, features)]
-        key = LogitsKey(num_padded, targets=True, features=features)
+        variant, places = entry.sequence.variant, []
+        parts = None if self.variants is None or not variant else _of_head(self.variants.parts_of(variant))
+        if parts is not None:
+            places = [self._places_of_rows([(entry, LOGITS_CHUNK_ROWS)], LOGITS_CHUNK_ROWS)]
+        key = LogitsKey(num_padded, targets=True, features=features, variant_parts=parts)
         chunks: list[TokenLogprobs[np.ndarray]] = []
         for start in range(0, len(targets), LOGITS_CHUNK_ROWS):
             rows = _chunk(np.arange(first_row + start, first_row + len(targets), dtype=np.int32))
-            scored = self.programs.run(key, rows, _chunk(np.asarray(targets[start:], np.int32)), *parameters)
+            scored = self.programs.run(key, rows, _chunk(np.asarray(targets[start:], np.int32)), *parameters, *places)
             chunks.append(scored.each(np.asarray))
         return joined_logprobs(chunks, len(targets))
+
+
+def _of_head(variant_parts: frozenset[str] | None) -> frozenset[str] | None:
+    """The parts that programs of logits are for; None: no variant changes the head."""
+    return variant_parts if variant_parts is not None and HEAD in variant_parts else None
 
 
 def _has_prompt_logprobs(entry: ScheduledSequence) -> bool:

@@ -126,12 +126,19 @@ class ForwardKey:
 class SampleKey:
     """Logits and sampling of S rows, one for each sequence and one more for each draft, of the last hidden states.
 
-    (head arrays, hidden states [S, E], packed sampling arrays or None) -> (SamplerOutput, last tokens i32 [max R]). Of
-    several data ranks, all but the arrays lie one after the other.
+    (head arrays, hidden states [S, E], packed sampling arrays or None[, places]) -> (SamplerOutput, last tokens i32
+    [max R]). Of several data ranks, all but the arrays lie one after the other.
+
+    Attributes:
+      num_rows: S.
+      features: What the sampler does.
+      variant_parts: The parts of the model that sequences' variants change, if these change the head; then there are
+        the places of the rows, i32 [S]. None: they do not.
     """
 
     num_rows: int
     features: SamplerFeatures
+    variant_parts: frozenset[str] | None = None
 
     runs_on = RunsOn.LAST_STAGE
     description = "the sampler"
@@ -145,34 +152,41 @@ class SampleKey:
             parameters = ranks.struct((SamplingArrays.packed_size(num_rows, features),), jnp.int32)
 
         def run(
-            head_arrays: list[jax.Array], rows: jax.Array, parameters: jax.Array | None
+            head_arrays: list[jax.Array], rows: jax.Array, parameters: jax.Array | None, *places: jax.Array
         ) -> tuple[SamplerOutput, jax.Array]:
-            model = context.model.merge_head(head_arrays)
+            model = context.merge_head(head_arrays, self.variant_parts, places)
             if parameters is None:
                 return _sample_greedily(context, model, rows)
             arrays = SamplingArrays.unpack(parameters, num_rows, features)
             sampled = sample(context.replicate(model.compute_logits(rows)), arrays, features=features)
             return sampled, _last_tokens(context, sampled)
 
-        operands = (context.model.head_arrays, context.hidden_struct(num_rows), parameters)
+        places = [] if self.variant_parts is None else [ranks.struct((num_rows,), jnp.int32)]
+        head_arrays = context.head_arrays_of(self.variant_parts)
+        operands = (head_arrays, context.hidden_struct(num_rows), parameters, *places)
         # The tokens of all ranks are read by the host, which has one device of them, or more.
         shardings = (context.replicated, ranks.sharding)
         return jit(ranks.over_ranks(run, operands, ranks.sharding), out_shardings=shardings).lower(*operands)
 
-    def run(self, program: Compiled, state: DeviceState, parameters: np.ndarray | None) -> SamplerOutput:
+    def run(
+        self, program: Compiled, state: DeviceState, parameters: np.ndarray | None, *places: np.ndarray
+    ) -> SamplerOutput:
         """See `ProgramKey`.
 
         Args:
           program: The compiled program.
           state: Has the hidden states.
           parameters: By `SamplingPacker`; None if every sequence takes its most likely token.
+          places: The rows', int32 [S], if variants change the head; otherwise none.
 
         Returns:
           What the sequences sampled, rank by rank.
         """
         context = state.context
         placed = None if parameters is None else context.ranks.place(parameters)
-        sampled, state.last_tokens = program(context.model.head_arrays, state.rows, placed)
+        of_rows = map(context.ranks.place, places)
+        head_arrays = context.head_arrays_of(self.variant_parts)
+        sampled, state.last_tokens = program(head_arrays, state.rows, placed, *of_rows)
         state.rows = None
         if not context.num_draft_caches:
             state.hidden = None
@@ -295,14 +309,16 @@ class WholeKey:
 class LogitsKey:
     """Logits of a chunk of the rows of the hidden states that are kept, or their log-probabilities of given tokens.
 
-    (head arrays, hidden states [T, E], rows, [targets, [packed sampling arrays]]) -> float32 [LOGITS_CHUNK_ROWS, V], or
-    TokenLogprobs. Rows count through the hidden states of all data ranks. With `features`, log-probabilities are those
-    that the sampler returns for rows with these parameters.
+    (head arrays, hidden states [T, E], rows, [targets, [packed sampling arrays]][, places]) -> float32
+    [LOGITS_CHUNK_ROWS, V], or TokenLogprobs. Rows count through the hidden states of all data ranks. With `features`,
+    log-probabilities are those that the sampler returns for rows with these parameters. With `variant_parts`, see
+    `SampleKey`, there are the rows' places.
     """
 
     num_tokens: int
     targets: bool
     features: SamplerFeatures | None = None
+    variant_parts: frozenset[str] | None = None
 
     runs_on = RunsOn.LAST_STAGE
     description = "logits of many rows"
@@ -311,14 +327,14 @@ class LogitsKey:
         """See `ProgramKey`."""
         ranks = context.ranks
 
-        def logits(head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array) -> jax.Array:
-            model = context.model.merge_head(head_arrays)
+        def logits(head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array, *places: jax.Array) -> jax.Array:
+            model = context.merge_head(head_arrays, self.variant_parts, places)
             return context.replicate(model.compute_logits(ranks.take(hidden, rows)))
 
         def logprobs(
-            head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array, targets: jax.Array
+            head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array, targets: jax.Array, *places: jax.Array
         ) -> TokenLogprobs[jax.Array]:
-            return token_logprobs(logits(head_arrays, hidden, rows), targets, num_logprobs=MAX_LOGPROBS)
+            return token_logprobs(logits(head_arrays, hidden, rows, *places), targets, num_logprobs=MAX_LOGPROBS)
 
         features = self.features
 
@@ -328,18 +344,20 @@ class LogitsKey:
             rows: jax.Array,
             targets: jax.Array,
             parameters: jax.Array,
+            *places: jax.Array,
         ) -> TokenLogprobs[jax.Array]:
             assert features is not None
             arrays = SamplingArrays.unpack(parameters, LOGITS_CHUNK_ROWS, features)
-            return score(logits(head_arrays, hidden, rows), targets, arrays, features=features)
+            return score(logits(head_arrays, hidden, rows, *places), targets, arrays, features=features)
 
         rows = context.int32(LOGITS_CHUNK_ROWS)
         operands = (
-            context.model.head_arrays,
+            context.head_arrays_of(self.variant_parts),
             context.hidden_struct(self.num_tokens),
             rows,
             *([rows] if self.targets else []),
             *([] if features is None else [context.int32(SamplingArrays.packed_size(LOGITS_CHUNK_ROWS, features))]),
+            *([] if self.variant_parts is None else [rows]),
         )
         function = logits if not self.targets else logprobs if features is None else scores
         run = ranks.over_ranks(function, operands, context.replicated)
@@ -355,9 +373,10 @@ class LogitsKey:
           state: Has the hidden states.
           rows: int32 [LOGITS_CHUNK_ROWS], counted through the hidden states of all data ranks.
           more: int32 [LOGITS_CHUNK_ROWS], if log-probabilities of these tokens are wanted, not logits; and, with
-            `features`, the rows' parameters by `SamplingPacker`.
+            `features`, the rows' parameters by `SamplingPacker`; and their places, int32 [LOGITS_CHUNK_ROWS], if
+            variants change the head.
         """
-        return program(state.context.model.head_arrays, state.hidden, rows, *more)
+        return program(state.context.head_arrays_of(self.variant_parts), state.hidden, rows, *more)
 
     @property
     def result_tree(self) -> Any:

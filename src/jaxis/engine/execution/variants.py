@@ -14,6 +14,9 @@ import jax
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.scheduling.places import Places, PlaceUse
 
+HEAD = "head"
+"""The part of a model that `compute_logits` is, with which variants have programs of their own."""
+
 
 class Variants(Places, Protocol):
     """The variants that an engine knows.
@@ -39,8 +42,23 @@ class Variants(Places, Protocol):
         """
         ...
 
+    @property
+    def head_arrays(self) -> list[jax.Array]:
+        """Those of `arrays` that `compute_logits` reads, if variants change the head."""
+        ...
+
+    def merge_head(self, head_arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
+        """The model rebuilt from `head_arrays`, whose `compute_logits` can be called.
+
+        Args:
+          head_arrays: Those of `head_arrays`.
+          places: i32 [S], of the rows that logits are computed of; 0: none.
+          parts: Of the variants.
+        """
+        ...
+
     def parts_of(self, variant: bytes) -> frozenset[str]:
-        """What a variant changes beyond what all do: programs of steps without such variants do not compute it."""
+        """What a variant changes beyond what all do, HEAD for one. Steps without such variants have other programs."""
         ...
 
     def rebase(self, base: ModelArrays) -> None:

@@ -9,6 +9,7 @@ class; what makes it from a checkpoint is a format of `jaxis.quantization`.
 
 from jaxis.kernels.weights.block_scaled_weight import BlockScaledWeight
 from jaxis.kernels.weights.coded_weight import CodedWeight
+from jaxis.kernels.weights.expert_additions import ExpertAdditions
 from jaxis.kernels.weights.float_weight import as_value, as_weight
 from jaxis.kernels.weights.functions import (
     dequantize,
@@ -32,6 +33,7 @@ __all__ = [
     "Allocate",
     "BlockScaledWeight",
     "CodedWeight",
+    "ExpertAdditions",
     "ExpertStacks",
     "GatedUnit",
     "PackedWeight",

@@ -219,11 +219,21 @@ def _experts_by_groups(
 
     if stacks.scales_input:
         rows = rows * expert_weights.reshape(-1)[order, None].astype(rows.dtype)
-    gate = None if stacks.gate is None else project(stacks.gate, stacks.gate_bias, rows)
-    hidden = stacks.gated_unit(gate, project(stacks.up, stacks.up_bias, rows))
+    additions, to_gate, to_up = stacks.additions, None, None
+    slots = None if additions is None else additions.slots.reshape(-1)[order]
+    if additions is not None and slots is not None:
+        to_gate, to_up = additions.of_hidden(rows, slots)
+    gate = None if stacks.gate is None else _sum(project(stacks.gate, stacks.gate_bias, rows), to_gate)
+    hidden = stacks.gated_unit(gate, _sum(project(stacks.up, stacks.up_bias, rows), to_up))
     outputs = project(stacks.down, stacks.down_bias, hidden)
+    if additions is not None and slots is not None:
+        outputs = _sum(outputs, additions.of_outputs(hidden, slots))
     # Back to each token's slots, summed in their order regardless of what else is in the batch.
     outputs = jnp.zeros_like(outputs).at[order].set(outputs).reshape(num_tokens, k, -1).astype(jnp.float32)
     if not stacks.scales_input:
         outputs = outputs * expert_weights[:, :, None]
     return outputs.sum(1).astype(x.dtype)
+
+
+def _sum(y: jax.Array, addend: jax.Array | None) -> jax.Array:
+    return y if addend is None else (y.astype(jnp.float32) + addend).astype(y.dtype)

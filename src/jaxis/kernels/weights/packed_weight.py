@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -134,10 +134,23 @@ class PackedWeight(Weight):
         assert unit is not None
         biases = [bias.astype(jnp.float32) for bias in biases if bias is not None]
         act_qtype = gate.format.act_qtype
-        y = experts(inputs, expert_ids, expert_weights, gate, self, down, biases, act_qtype=act_qtype, **unit)
+        operands = inputs, expert_ids, expert_weights, gate, self, down, biases
+        if (additions := stacks.additions) is None:
+            y = experts(*operands, act_qtype=act_qtype, **unit)
+            return (y.reshape(num_tokens, k, -1).sum(1) if stacks.scales_input else y).astype(x.dtype)
+        slots = additions.slots.reshape(-1)
+        rows = inputs if stacks.scales_input else inputs.repeat(k, axis=0)
+        to_gate, to_up = (
+            None if each is None else each.reshape(*expert_ids.shape, -1) for each in additions.of_hidden(rows, slots)
+        )
+        assert to_up is not None
+        addends = to_up if to_gate is None else to_gate, to_up
+        y, hidden = experts_and_hidden(*operands, addends, act_qtype=act_qtype, **unit)
         if stacks.scales_input:
             y = y.reshape(num_tokens, k, -1).sum(1)
-        return y.astype(x.dtype)
+        change = additions.of_outputs(hidden.reshape(num_tokens * k, -1), slots) * expert_weights.reshape(-1, 1)
+        is_changed = (additions.slots > 0).any(1, keepdims=True)
+        return jnp.where(is_changed, y + change.reshape(num_tokens, k, -1).sum(1), y).astype(x.dtype)
 
 
 def can_pack_experts(examples: Sequence[WeightValue]) -> bool:
@@ -427,16 +440,59 @@ def experts(
     Returns:
       float32 [T, E].
     """
+    operands = x, expert_ids, expert_weights, gate, up, down, biases
+    unit = {"activation": activation, "alpha": alpha, "limit": limit, "act_qtype": act_qtype}
+    [y] = _call_experts([jax.ShapeDtypeStruct(x.shape, jnp.float32)], *operands, **unit)
+    return y
+
+
+def experts_and_hidden(
+    x: jax.Array,
+    expert_ids: jax.Array,
+    expert_weights: jax.Array,
+    gate: PackedWeight,
+    up: PackedWeight,
+    down: PackedWeight,
+    biases: Sequence[jax.Array],
+    addends: tuple[jax.Array, jax.Array],
+    **unit: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """`experts`, with addends of each slot's gate and up.
+
+    The arguments are those of `experts`; addends, float32 [T, k, F] each, are added to the products and biases, the
+    gate's only where `gate` is read. Returns float32 [T, E] and the input of each slot's `down`, float32 [T, k, F].
+    """
+    outputs = [jax.ShapeDtypeStruct(x.shape, jnp.float32), jax.ShapeDtypeStruct(addends[1].shape, jnp.float32)]
+    operands = x, expert_ids, expert_weights, gate, up, down, [*biases, *addends]
+    y, hidden = _call_experts(outputs, *operands, **unit)
+    return y, hidden
+
+
+def _call_experts(
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    x: jax.Array,
+    expert_ids: jax.Array,
+    expert_weights: jax.Array,
+    gate: PackedWeight,
+    up: PackedWeight,
+    down: PackedWeight,
+    others: Sequence[jax.Array],
+    *,
+    activation: str,
+    alpha: float = 0.0,
+    limit: float = 0.0,
+    act_qtype: str | None = None,
+) -> Sequence[jax.Array]:
     return native.call(
         "experts",
-        jax.ShapeDtypeStruct(x.shape, jnp.float32),
+        outputs,
         x,
         expert_ids,
         expert_weights,
         gate.data,
         up.data,
         down.data,
-        *biases,
+        *others,
         gate_format=gate.format.encode(),
         up_format=up.format.encode(),
         down_format=down.format.encode(),

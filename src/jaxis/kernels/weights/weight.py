@@ -13,6 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.kernels.grouped_matmul.stored import StoredStack
+from jaxis.kernels.weights.expert_additions import ExpertAdditions
 from jaxis.kernels.weights.rows import gather_rows, padded_rows
 
 Allocate: TypeAlias = Callable[[tuple[int, int]], np.ndarray]
@@ -198,6 +199,7 @@ class ExpertStacks:
       gated_unit: Combines gate and up into the input of `down`.
       scales_input: Whether a token's weight for an expert multiplies the expert's input rather than its output.
       are_spread: Whether experts lie whole on the devices of the mesh, as many on each.
+      additions: What is added to their products, on one device; None: nothing.
     """
 
     gate: WeightValue | None
@@ -210,6 +212,7 @@ class ExpertStacks:
     gated_unit: GatedUnit
     scales_input: bool
     are_spread: bool = False
+    additions: ExpertAdditions | None = None
 
     @property
     def weights(self) -> tuple[WeightValue | None, WeightValue, WeightValue]:
