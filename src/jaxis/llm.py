@@ -49,6 +49,8 @@ from jaxis.prompts import (
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import chat_template_source
+from jaxis.vision.decode import ImageSource
+from jaxis.vision.prompt_images import NO_IMAGES, PromptImages, images_of_prompt, take_images
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,14 @@ class LLM(PoolingMethods):
         """The checkpoint's tokenizer, or None if it has none: prompts are then token ids."""
         return self._engine.tokenizer if self._embedder is None else self._embedder.reader.tokenizer
 
+    @functools.cached_property
+    def images(self) -> PromptImages | None:
+        """Puts images into prompts; None: the model takes none."""
+        if self._built is None or (inputs := self._engine.runner.inputs) is None:
+            return None
+        folder = Path(self._engine.vllm_config.model_config.model)
+        return PromptImages.of_model(folder, self.tokenizer, inputs.max_inputs, self.max_model_len)
+
     @property
     def max_model_len(self) -> int:
         """Most tokens of a request, prompt and output together."""
@@ -240,7 +250,8 @@ class LLM(PoolingMethods):
 
         Args:
           prompts: One or many; each a string, a list of token ids, or a dict with "prompt" or "prompt_token_ids" and
-            optionally "cache_salt" (only requests with the same salt share cached prefixes).
+            optionally "cache_salt" (only requests with the same salt share cached prefixes) and "multi_modal_data":
+            {"image": one, or a list}, one for each placeholder of the prompt (see docs/images.md).
           sampling_params: For all, or one for each prompt; None is `get_default_sampling_params()`.
           use_tqdm: vLLM's name of `progress`.
           lora_request: The adapter for all prompts, or one (or None) for each; needs `enable_lora`.
@@ -259,9 +270,7 @@ class LLM(PoolingMethods):
         check_tokenization_kwargs(tokenization_kwargs)
         _check_adapters(lora_request)
         prompt_list = as_prompt_list(prompts)
-        tokenized = [
-            tokenize_prompt(prompt, self.tokenizer, _name(i, len(prompt_list))) for i, prompt in enumerate(prompt_list)
-        ]
+        tokenized = [self._tokenize(prompt, _name(i, len(prompt_list))) for i, prompt in enumerate(prompt_list)]
         show = progress if use_tqdm is None else bool(use_tqdm)
         return self._run(tokenized, sampling_params, priority, show, lora_request)
 
@@ -285,7 +294,9 @@ class LLM(PoolingMethods):
         """Answers one conversation, or many, through the model's chat template.
 
         Args:
-          messages: One conversation, a list of {"role", "content"}, or a list of conversations.
+          messages: One conversation, a list of {"role", "content"}, or a list of conversations. Parts of contents may
+            be images: {"type": "image", "image": a PIL image, bytes or a path}, `image_pil`, or `image_url` with a data
+            URL.
           sampling_params: For all, or one for each conversation; None is `get_default_sampling_params()`.
           use_tqdm: vLLM's name of `progress`.
           lora_request: The adapter for all conversations, or one (or None) for each; needs `enable_lora`.
@@ -297,19 +308,19 @@ class LLM(PoolingMethods):
           continue_final_message: Continue the last message instead of answering it.
           chat_template_kwargs: More variables for the template, such as `enable_thinking`.
           tokenization_kwargs: vLLM's; must be empty.
-          mm_processor_kwargs: vLLM's; without an effect, since messages cannot have images or sound.
+          mm_processor_kwargs: vLLM's; must be empty: images are prepared as the checkpoint's files say.
           progress: Show a progress bar.
 
         Raises:
           ConfigError: There is no such `chat_template`.
           RequestError, EngineError: See `generate`; also, the model has no chat template, or it refuses the messages.
         """
-        del mm_processor_kwargs
+        if mm_processor_kwargs:
+            raise RequestError(f"mm_processor_kwargs={dict(mm_processor_kwargs)!r} is not supported: leave it out")
         check_tokenization_kwargs(tokenization_kwargs)
         _check_adapters(lora_request)
         render = functools.partial(
-            tokenize_chat,
-            tokenizer=self.tokenizer,
+            self._tokenize_chat,
             tools=tools,
             chat_template=None if chat_template is None else self._template_source(chat_template),
             add_generation_prompt=add_generation_prompt,
@@ -346,9 +357,8 @@ class LLM(PoolingMethods):
         """
 
         def tokenize(messages: Sequence[Message], *, opens_turn: bool, continues: bool) -> TokenizedPrompt:
-            return tokenize_chat(
+            return self._tokenize_chat(
                 messages,
-                self.tokenizer,
                 tools=tools,
                 add_generation_prompt=opens_turn,
                 continue_final_message=continues,
@@ -398,9 +408,9 @@ class LLM(PoolingMethods):
         if isinstance(params, SamplingParams) and params.n != 1:
             raise RequestError(f"n={params.n}: a stream has one completion; use generate for several")
         if is_conversation(prompt):
-            tokenized = tokenize_chat(prompt, self.tokenizer, tools=tools, **(chat_template_kwargs or {}))
+            tokenized = self._tokenize_chat(prompt, tools=tools, **(chat_template_kwargs or {}))
         else:
-            tokenized = tokenize_prompt(cast(Prompt, prompt), self.tokenizer, _name(0, 1))
+            tokenized = self._tokenize(cast(Prompt, prompt), _name(0, 1))
         _check_adapters(lora_request)
         adapters = self._one_adapter_for_each(lora_request, [tokenized])
         stream = self._stream(tokenized, _one_for_each(params, [tokenized]), adapters)
@@ -509,6 +519,26 @@ class LLM(PoolingMethods):
     ) -> None:
         self.close()
 
+    def _tokenize(self, prompt: Prompt, where: str) -> TokenizedPrompt:
+        if not isinstance(prompt, Mapping) or prompt.get("multi_modal_data") is None:
+            return tokenize_prompt(prompt, self.tokenizer, where)
+        sources = images_of_prompt(prompt["multi_modal_data"], where)
+        others = {key: value for key, value in prompt.items() if key != "multi_modal_data"}
+        return self._with_images(tokenize_prompt(others, self.tokenizer, where), sources)
+
+    def _tokenize_chat(self, messages: Sequence[Message], **template: Any) -> TokenizedPrompt:
+        messages, sources = take_images(messages)
+        if sources and self.images is None:
+            raise RequestError(NO_IMAGES, param="messages")
+        return self._with_images(tokenize_chat(messages, self.tokenizer, **template), sources)
+
+    def _with_images(self, prompt: TokenizedPrompt, sources: Sequence[ImageSource]) -> TokenizedPrompt:
+        if not sources:
+            return prompt
+        if self.images is None:
+            raise RequestError(NO_IMAGES)
+        return self.images.put(prompt, sources)
+
     def _template_source(self, chat_template: str) -> str:
         return chat_template_source(chat_template, self.tokenizer.chat_templates if self.tokenizer else {})
 
@@ -612,6 +642,7 @@ class LLM(PoolingMethods):
                         priority=0 if priority is None else priority[i],
                         cache_salt=prompt.cache_salt,
                         variant=b"" if adapter is None else digest_of(adapter.lora_path),
+                        inputs=prompt.inputs,
                     )
                 except RequestError as error:
                     if len(prompts) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard, get_args
@@ -22,6 +23,42 @@ _UNSUPPORTED_KEYS = {"multi_modal_data", "mm_processor_kwargs", "multi_modal_uui
 
 
 @dataclass(frozen=True)
+class EmbeddedInput:
+    """A part of a prompt in which the embeddings of some tokens are computed from something else than the tokens.
+
+    Attributes:
+      digest: SHA-256 of all that the embeddings depend on besides the model; of equal ones, the keys and values of the
+        part are equal where the tokens before it are.
+      start: The position of its first token in the prompt.
+      num_tokens: How many tokens it has.
+      rows: Which of them have such an embedding, counted from `start`, in ascending order; the others are ordinary.
+      shape: Of the array that the embeddings are computed from.
+      data: Its bytes, uint8.
+    """
+
+    digest: bytes
+    start: int
+    num_tokens: int
+    rows: tuple[int, ...]
+    shape: tuple[int, ...]
+    data: bytes
+
+    @property
+    def stop(self) -> int:
+        """The position after its last token."""
+        return self.start + self.num_tokens
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Whether tokens of it are at positions from `start` to before `stop`."""
+        return self.start < stop and start < self.stop
+
+    def rows_between(self, start: int, stop: int) -> slice:
+        """Which of its embeddings are those of positions from `start` to before `stop`."""
+        first = bisect.bisect_left(self.rows, start - self.start)
+        return slice(first, bisect.bisect_left(self.rows, stop - self.start, first))
+
+
+@dataclass(frozen=True)
 class TokenizedPrompt:
     """A prompt ready for the engine.
 
@@ -30,12 +67,14 @@ class TokenizedPrompt:
       token_ids: Not checked against the model's vocabulary.
       cache_salt: Only requests with the same salt share cached prefixes.
       variant: Digest of the model's variant that answers it; b"": the model itself.
+      inputs: The parts whose embeddings are not those of the tokens, in their order; they do not overlap.
     """
 
     text: str | None
     token_ids: Sequence[int]
     cache_salt: str | None = None
     variant: bytes = b""
+    inputs: tuple[EmbeddedInput, ...] = ()
 
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

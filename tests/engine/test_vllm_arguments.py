@@ -49,11 +49,9 @@ def test_the_usual_arguments_become_those_of_the_engine():
         max_num_seqs=8,
         cache_dir="/models",
         token="secret",
+        limit_mm_per_prompt={"image": 0},
     )
-    assert translated.without_effect == (
-        *("trust_remote_code", "swap_space", "enforce_eager", "enable_chunked_prefill"),
-        "limit_mm_per_prompt",
-    )
+    assert translated.without_effect == ("trust_remote_code", "swap_space", "enforce_eager", "enable_chunked_prefill")
 
 
 def test_own_arguments_are_as_they_are():
@@ -172,7 +170,7 @@ def test_what_would_change_a_calls_answer_is_refused_by_its_name(llm, arguments,
         llm.chat([{"role": "user", "content": "a"}], GREEDY, chat_template="a", **arguments)
 
 
-@pytest.mark.parametrize("key", ["multi_modal_data", "prompt_embeds"])
+@pytest.mark.parametrize("key", ["multi_modal_uuids", "prompt_embeds"])
 def test_prompts_of_other_kinds_are_refused_by_their_key(llm, key):
     with pytest.raises(RequestError, match=f"has '{key}', which is not supported"):
         llm.generate({"prompt": "a", key: {"image": 1}}, GREEDY)

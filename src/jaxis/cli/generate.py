@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,7 +31,10 @@ from jaxis.cli.options import (
 )
 from jaxis.errors import RequestError
 from jaxis.outputs import CompletionOutput
+from jaxis.prompts import Prompt
 from jaxis.sampling_params import INTEGER_BOUNDS, TOP_LOGPROBS_BOUNDS
+from jaxis.tokenizer.chat_template import IMAGE_PART
+from jaxis.vision.prompt_images import NO_IMAGES
 
 if TYPE_CHECKING:
     from jaxis.llm import LLM
@@ -59,6 +63,10 @@ def generate(
     ] = None,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="System message before the prompt.", rich_help_panel=PROMPT_PANEL)
+    ] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="An image before the prompt; may be repeated.", rich_help_panel=PROMPT_PANEL),
     ] = None,
     raw: Annotated[
         bool,
@@ -116,6 +124,7 @@ def generate(
       jaxis generate Qwen/Qwen3-0.6B - --system "Summarize." < report.txt
       jaxis generate ./model 1,2,3 --token-ids --max-tokens 8
       jaxis generate ./base "Write a haiku" --adapter ./poet
+      jaxis generate ./model "What is this?" --image photo.jpg
       jaxis generate "Pick a number" --n 3 --temperature 1 --json | jq .text
     """
     model, prompt = _split([word for word in (model, prompt, *context.args) if word is not None])
@@ -132,12 +141,15 @@ def generate(
         text = read_stdin() if prompt is None else prompt
         if not text:
             raise RequestError("the prompt is empty")
-        request: str | list[int] = _parse_token_ids(text) if token_ids else text
+        request: Prompt = _parse_token_ids(text) if token_ids else text
         adapter = _adapter_by_request(arguments)
         with open_llm(model, arguments, chats=not raw and not token_ids) as llm:
             params = with_drawn_seed(dataclasses.replace(llm.get_default_sampling_params(), **overrides))
             if isinstance(request, str):
-                request = _prompt_for(llm, model, request, system, raw, template_kwargs)
+                request = _prompt_for(llm, model, request, system, raw, template_kwargs, num_images=len(image or ()))
+            if image:
+                key = "prompt" if isinstance(request, str) else "prompt_token_ids"
+                request = {key: request, "multi_modal_data": {"image": [Path(each) for each in image]}}
             if n == 1:
                 completions, timing = _stream(llm, request, params, adapter, show=not json_lines)
             else:
@@ -205,9 +217,18 @@ def _parse_token_ids(text: str) -> list[int]:
 
 
 def _prompt_for(
-    llm: LLM, model: str | None, text: str, system: str | None, raw: bool, template_kwargs: dict[str, Any]
+    llm: LLM,
+    model: str | None,
+    text: str,
+    system: str | None,
+    raw: bool,
+    template_kwargs: dict[str, Any],
+    *,
+    num_images: int = 0,
 ) -> str | list[int]:
     """The text itself for a base model or `raw`, otherwise the token ids of a conversation that contains it."""
+    if num_images and llm.images is None:
+        raise RequestError(NO_IMAGES)
     name = model or "the embedded model"
     if llm.tokenizer is None:
         raise RequestError(f"{name} has no tokenizer: give the prompt as token ids, with --token-ids")
@@ -217,14 +238,15 @@ def _prompt_for(
                 f"{name} has no chat template: leave out --system and --chat-template-kwargs, or give --chat-template"
             )
         return text
-    messages = [{"role": "user", "content": text}]
+    parts = [IMAGE_PART] * num_images + [{"type": "text", "text": text}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": parts if num_images else text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     return llm.tokenizer.encode_chat(messages, **template_kwargs)
 
 
 def _stream(
-    llm: LLM, request: str | list[int], params: SamplingParams, adapter: LoRARequest | None, *, show: bool
+    llm: LLM, request: Prompt, params: SamplingParams, adapter: LoRARequest | None, *, show: bool
 ) -> tuple[list[CompletionOutput], AnswerStats]:
     """Generates one completion; with `show`, prints it as it is generated."""
     timing = AnswerStats(params.seed)
@@ -245,7 +267,7 @@ def _stream(
 
 
 def _generate(
-    llm: LLM, request: str | list[int], params: SamplingParams, adapter: LoRARequest | None, *, show: bool
+    llm: LLM, request: Prompt, params: SamplingParams, adapter: LoRARequest | None, *, show: bool
 ) -> tuple[list[CompletionOutput], AnswerStats]:
     """Generates several completions; with `show`, prints them, numbered on stderr."""
     timing = AnswerStats(params.seed)

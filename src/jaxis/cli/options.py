@@ -74,6 +74,11 @@ Replicas = Annotated[
 ]
 
 
+_JSON_OBJECTS = (
+    *("hf_overrides", "speculative_config", "kv_events_config", "kv_transfer_config", "limit_mm_per_prompt"),
+)
+
+
 def _engine_option(name: str) -> tuple[str, Any, Any] | None:
     """An argument of `EngineArgs` as the field of a group of options; None if it has no option."""
     argument, info, hint = EngineArgs.__dataclass_fields__[name], argument_infos()[name], argument_types()[name]
@@ -114,7 +119,7 @@ class EngineOptions:
         given = dataclasses.asdict(self)
         names = {info.option or name: name for name, info in argument_infos().items()}
         arguments = {names[option]: value for option, value in given.items() if value is not None}
-        for name in ("hf_overrides", "speculative_config", "kv_events_config", "kv_transfer_config"):
+        for name in _JSON_OBJECTS:
             if name in arguments:
                 arguments[name] = parse_json_object(arguments[name], f"--{name.replace('_', '-')}")
         if "additional_config" in arguments:

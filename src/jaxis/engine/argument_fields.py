@@ -226,6 +226,14 @@ class EngineArgFields:
         ),
     )
     chat_template: str | os.PathLike[str] | None = field(default=None, metadata=_info())
+    limit_mm_per_prompt: Mapping[str, int] | None = field(
+        default=None,
+        metadata=_info(
+            metavar="JSON",
+            help="Most images of a prompt, '{\"image\": 32}'; with 0, the vision tower is not loaded.",
+            speed_only=True,
+        ),
+    )
     fit_memory: bool = field(default=False, metadata=_info())
     kv_events_config: Mapping[str, Any] | None = field(
         default=None,

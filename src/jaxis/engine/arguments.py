@@ -99,6 +99,8 @@ class EngineArgs(EngineArgFields):
         has no recurrent layers; else nothing. {"num_speculative_tokens": 0}: nothing. See docs/speculative-decoding.md.
       chat_template: What renders conversations in place of the checkpoint's template: the name of one that jaxis brings
         (chatml, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja source.
+      limit_mm_per_prompt: Most images of a prompt: {"image": 32}, which None is. With 0, no vision tower is loaded. See
+        docs/images.md.
       fit_memory: Choose the width of the weights and the length of the context by what fits into the free memory,
         unless they are given, and say so. `jaxis serve` does.
       kv_events_config: Publishes what the prefix cache holds, for gateways that route by it: a dict of vLLM's keys; see
@@ -180,6 +182,7 @@ class EngineArgs(EngineArgFields):
                 f"adapter={str(self.adapter)!r} needs merge, to be merged into the weights; for adapters by request, "
                 "give LLM enable_lora, and jaxis serve --enable-lora --lora-modules NAME=FOLDER"
             )
+        self._check_input_limits()
         if self.lora_modules and not self.enable_lora:
             raise ConfigError("lora_modules needs enable_lora")
         if isinstance(self.lora_target_modules, str):
@@ -255,6 +258,14 @@ class EngineArgs(EngineArgFields):
     def kv_offloading_disk_bytes(self) -> int:
         """`kv_offloading_disk_size` in bytes."""
         return parse_bytes(self.kv_offloading_disk_size, "kv_offloading_disk_size")
+
+    def _check_input_limits(self) -> None:
+        limits = self.limit_mm_per_prompt or {}
+        is_limits = isinstance(limits, Mapping) and not set(limits) - {"image"}
+        if not is_limits or not all(type(limit) is int and limit >= 0 for limit in limits.values()):
+            raise ConfigError(
+                f'limit_mm_per_prompt={self.limit_mm_per_prompt!r} must be {{"image": the most images of a prompt}}'
+            )
 
     def _check_kv_offloading(self) -> None:
         _ = self.kv_offloading_disk_bytes

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxis.engine.drafting.make import make_speculation
 from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep
+from jaxis.engine.execution.input_encoder import InputEncoder
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.grammar.compiler import GrammarCompiler
@@ -29,6 +30,7 @@ from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceStatus
 from jaxis.errors import EngineError, RequestError
 from jaxis.outputs import FIRST_VERSION, RequestOutput
+from jaxis.prompts import EmbeddedInput
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ class LLMEngine:
       tokenizer: The checkpoint's, if it has one.
       eos_token_ids: Tokens that end a sequence.
       connector: See above; None: nothing keeps such blocks.
+      inputs: Encodes what prompts have besides tokens; None: they have tokens only.
     """
 
     def __init__(
@@ -76,11 +79,12 @@ class LLMEngine:
         tokenizer: Tokenizer | None,
         eos_token_ids: frozenset[int],
         connector: KVConnector | None = None,
+        inputs: InputEncoder | None = None,
     ) -> None:
         self.vllm_config = vllm_config
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
-        self.runner = Runner(vllm_config, programs, connector)
+        self.runner = Runner(vllm_config, programs, connector, inputs)
         self.connector = self.runner.connector
         self.max_model_len = self.runner.max_model_len
         self.grammar_compiler = GrammarCompiler(tokenizer, self.runner.vocab_size, eos_token_ids)
@@ -138,6 +142,7 @@ class LLMEngine:
         client: str | None = None,
         cache_salt: str | None = None,
         variant: bytes = b"",
+        inputs: tuple[EmbeddedInput, ...] = (),
         grammar: Grammar | None = None,
     ) -> Request:
         """Queues a request for `params.n` completions of a prompt.
@@ -151,6 +156,7 @@ class LLMEngine:
           client: Whose request it is: clients share the tokens of steps equally (see `FairShares`).
           cache_salt: Only requests with the same salt share prefix-cache blocks.
           variant: Digest of what changes the model for it (see `Variants`); b"": nothing.
+          inputs: The parts of the prompt whose embeddings are not those of the tokens, in their order.
           grammar: `params.structured_outputs`, compiled, with `params.thinking_token_budget`; None makes it here, which
             may take seconds.
 
@@ -167,6 +173,7 @@ class LLMEngine:
             if self.runner.variants is None:
                 raise RequestError("this engine has no variants of its model")
             self.runner.variants.check(variant)
+        self._check_inputs(inputs, len(prompt_token_ids))
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
         if grammar is None:
@@ -180,6 +187,7 @@ class LLMEngine:
             client=client,
             cache_salt=cache_salt,
             variant=variant,
+            inputs=inputs,
             grammar=grammar,
             reads_prediction=self.speculation.reads_predictions,
         )
@@ -300,6 +308,25 @@ class LLMEngine:
         self._discard_inflight()
         return self._factory.checked_prompt(token_ids, spare=0)
 
+    def _check_inputs(self, inputs: abc.Sequence[EmbeddedInput], num_prompt_tokens: int) -> None:
+        """Raises a RequestError for inputs that cannot be encoded, or do not lie one after another in the prompt."""
+        encoder = self.runner.inputs
+        if inputs and encoder is None:
+            raise RequestError("this engine's prompts have tokens only")
+        stop = 0
+        for item in inputs:
+            rows = item.rows
+            if (
+                item.start < stop
+                or item.stop > num_prompt_tokens
+                or not rows
+                or not 0 <= rows[0] <= rows[-1] < item.num_tokens
+            ):
+                raise RequestError("an input of the prompt lies outside of it, or in another one")
+            stop = item.stop
+            if encoder is not None:
+                encoder.check(item)
+
     def close(self) -> None:
         """Frees the device memory; the engine cannot be used afterwards."""
         self.connector.close()
@@ -322,7 +349,7 @@ class LLMEngine:
         """Resets to no requests and an empty prefix cache."""
         self.scheduler = self.runner.make_scheduler()
         self.connector.begin(self.scheduler)
-        self._requests = UnfinishedRequests()
+        self._requests = UnfinishedRequests(self.runner.inputs)
         self._inflight: deque[DispatchedStep] = deque()
         self._last_step_ended = 0.0
         self.speculation.reset()

@@ -63,6 +63,7 @@ class EngineKwargs(TypedDict, total=False):
     max_cpu_loras: int | None
     lora_target_modules: Sequence[str] | None
     lora_modules: Mapping[str, str] | None
+    limit_mm_per_prompt: Mapping[str, int] | None
     lora_root: str | os.PathLike[str] | None
     speculative_config: Mapping[str, Any] | None
     chat_template: str | os.PathLike[str] | None

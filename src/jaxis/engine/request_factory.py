@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from collections.abc import Sequence as AbstractSequence
 from typing import TYPE_CHECKING
 
+from jaxis.engine.execution.input_encoder import InputEncoder
 from jaxis.engine.execution.sampling_batch import check_scores
 from jaxis.engine.execution.sequence_sampling import SequenceSampling, draw_seed, sequence_seed, tokenize_bad_words
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.routed_experts import RoutedLayers
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 from jaxis.errors import ConfigError, RequestError
-from jaxis.prompts import checked_token_ids
+from jaxis.prompts import EmbeddedInput, checked_token_ids
 from jaxis.sampling_params import RAW_LOGPROBS, LogprobsMode, SamplingParams
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class RequestFactory:
         client: str | None,
         cache_salt: str | None,
         variant: bytes,
+        inputs: tuple[EmbeddedInput, ...],
         grammar: Grammar | None,
         reads_prediction: bool,
     ) -> Request:
@@ -93,6 +95,7 @@ class RequestFactory:
         prediction = self._prediction(params) if reads_prediction else []
         for index in range(params.n):
             completion = self._completion(request, index, priority, client, cache_salt, variant, grammar, prediction)
+            completion.sequence.inputs = inputs
             request.completions.append(completion)
         return request
 
@@ -183,9 +186,15 @@ class UnfinishedRequests:
 
     Attributes:
       sampling: How the tokens of each unfinished sequence are sampled.
+
+    Args:
+      inputs: Encodes what prompts have besides tokens; None: they have tokens only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: InputEncoder | None = None) -> None:
+        self._inputs = inputs
+        if inputs is not None:
+            inputs.begin()
         self._requests: dict[str, Request] = {}
         self._completions: dict[SequenceId, CompletionState] = {}
         self.sampling: dict[SequenceId, SequenceSampling] = {}
@@ -204,6 +213,8 @@ class UnfinishedRequests:
         for completion in request.completions:
             self._completions[completion.sequence.seq_id] = completion
             self.sampling[completion.sequence.seq_id] = completion.sampling
+            if self._inputs is not None:
+                self._inputs.hold(completion.sequence.inputs)
         self._requests[request.request_id] = request
 
     def pop(self, request_id: str) -> Request | None:
@@ -221,7 +232,9 @@ class UnfinishedRequests:
 
     def end(self, completion: CompletionState) -> None:
         """Removes a completion that gets no more tokens."""
-        self._completions.pop(completion.sequence.seq_id, None)
+        ended = self._completions.pop(completion.sequence.seq_id, None)
+        if ended is not None and self._inputs is not None:
+            self._inputs.let_go(ended.sequence.inputs)
         self.sampling.pop(completion.sequence.seq_id, None)
 
     def needs_newest_token(self, sequence: Sequence) -> bool:

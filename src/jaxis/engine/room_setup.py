@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from jaxis.config import VllmConfig
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.execution.device_room import DeviceRoom
+from jaxis.engine.execution.device_room import DeviceRoom, JoinedRooms
 from jaxis.engine.loaded_model import LoadedModel
+from jaxis.engine.opened_model import OpenedModel
 from jaxis.lora.room import AdapterRoom
+from jaxis.tokenizer import Tokenizer
+from jaxis.vision.room import MAX_IMAGES, tower_class_of, vision_room
 
 
-def device_room(args: EngineArgs) -> DeviceRoom:
-    """The room that an engine's arguments ask for."""
-    return AdapterRoom(args) if args.enable_lora else DeviceRoom()
+def device_room(
+    args: EngineArgs, opened: OpenedModel, tokenizer: Tokenizer | None, make_config: Callable[[EngineArgs], VllmConfig]
+) -> tuple[DeviceRoom, list[str]]:
+    """The room that an engine's arguments and its checkpoint ask for, and what to say of that which they get none for.
+
+    Args:
+      args: The engine's.
+      opened: The checkpoint.
+      tokenizer: The checkpoint's.
+      make_config: Makes the engine's configuration, with a config.json that no model has read.
+
+    Raises:
+      ConfigError: A part of the checkpoint asks for something that is not supported.
+    """
+    rooms, notes = list[DeviceRoom](), list[str]()
+    if args.enable_lora:
+        rooms.append(AdapterRoom(args))
+    vision = None
+    max_images = (args.limit_mm_per_prompt or {}).get("image", MAX_IMAGES)
+    if max_images and (tower_class := tower_class_of(opened.hf_config)) is not None:
+        if args.pipeline_parallel_size > 1 or args.nnodes > 1:
+            vision = "images do not combine with pipeline stages or several hosts"
+        else:
+            vision = vision_room(make_config(args), tower_class, tokenizer, max_images)
+    if isinstance(vision, str):
+        notes.append(vision)
+    elif vision is not None:
+        rooms.append(vision)
+    return JoinedRooms(rooms) if len(rooms) > 1 else rooms[0] if rooms else DeviceRoom(), notes
 
 
 def cache_bytes_beside(room: DeviceRoom, args: EngineArgs, loaded: LoadedModel) -> int | None:

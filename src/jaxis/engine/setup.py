@@ -18,7 +18,7 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.connector_setup import make_connector
 from jaxis.engine.draft_setup import read_draft_config
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.execution.device_room import DeviceRoom
+from jaxis.engine.execution.device_room import DeviceRoom, RoomContents
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.variants import Variants
@@ -160,8 +160,9 @@ def _build_engine(
     if followers is not None:
         followers.build(args, facts_of_model(path, args))
     meshes = opened.make_meshes(args)
-    room = device_room(args)
-    plan = _plan_memory(args, path, opened.config, meshes, shared, room) if args.fit_memory else None
+    make_config = functools.partial(_make_config, path=path, config=opened.config, meshes=meshes)
+    room, notes = device_room(args, opened, tokenizer, make_config)
+    plan = _plan_memory(args, make_config, meshes, shared, room) if args.fit_memory else None
     if admit is not None:
         admit(0 if plan is None else plan.nbytes)
     if plan is not None:
@@ -176,7 +177,8 @@ def _build_engine(
         executor = loaded.executor(cache_bytes_beside(room, args, loaded))
     else:
         executor = _leading_executor(args, loaded, followers)
-    variants = room.fill(executor, progress.note)
+    contents = room.fill(executor, progress.note)
+    _note_parts(hf_config, contents, notes, progress)
     fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
     programs = Programs(executor, progress.compiling)
     ends = end_of_turn(tokenizer, progress) if has_own_template else frozenset[int]()
@@ -186,12 +188,13 @@ def _build_engine(
         tokenizer=tokenizer,
         eos_token_ids=ends | eos_token_ids_of(generation, hf_config, tokenizer),
         connector=make_connector(args, programs, loaded.vllm_config, path, fingerprint),
+        inputs=contents.inputs,
     )
     live = LiveWeights(engine, args, opened, meshes, first, fingerprint)
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
     if is_read:
         engine.runner.precompile(1, greedy=default_sampling_params.greedy)
-    return BuiltEngine(engine, default_sampling_params, live, followers or NO_OTHER_HOSTS, variants)
+    return BuiltEngine(engine, default_sampling_params, live, followers or NO_OTHER_HOSTS, contents.variants)
 
 
 def _leading_executor(args: EngineArgs, loaded: LoadedModel, followers: Followers) -> Executor:
@@ -220,7 +223,13 @@ def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress
         progress.note(f"assumed, since {path.name} does not say it: {', '.join(config.assumptions)}")
     if ignored := hf_config.ignored_keys():
         progress.note(f"ignored keys of config.json: {', '.join(ignored)}")
-    if hf_config.get_text_config() is not hf_config:
+
+
+def _note_parts(hf_config: HFConfig, contents: RoomContents, notes: Sequence[str], progress: ProgressDisplay) -> None:
+    """Says which parts of the checkpoint are left out, and why."""
+    for note in notes:
+        progress.note(note)
+    if contents.inputs is None and hf_config.get_text_config() is not hf_config:
         progress.note("only the text part of this model is served: prompts cannot have images or sound")
 
 
@@ -243,17 +252,11 @@ def _note_context(args: EngineArgs, hf_config: HFConfig, wanted: int, fitting: i
 
 def _plan_memory(
     args: EngineArgs,
-    path: Path,
-    config: ConfigValues,
+    make_config: Callable[[EngineArgs], VllmConfig],
     meshes: Sequence[jax.sharding.Mesh],
     shared: MemoryBudget | None,
     room: DeviceRoom,
 ) -> MemoryPlan | None:
-    def make_config(args: EngineArgs) -> VllmConfig:
-        # A config of its own each time: keys that are read here do not count as read by the model.
-        hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
-        return make_vllm_config(args, path, hf_config, meshes[0].devices.flat[0].platform)
-
     def make_draft(args: EngineArgs) -> PlannedDraft | None:
         speculative = args.parsed_speculative_config
         if speculative is None or speculative.model is None:
@@ -263,6 +266,12 @@ def _plan_memory(
         return PlannedDraft(model, draft_config, _stored_bytes(draft_args, draft_config))
 
     return plan_memory(args, make_config, meshes, _stored_bytes(args, make_config(args)), make_draft, shared, room)
+
+
+def _make_config(args: EngineArgs, path: Path, config: ConfigValues, meshes: Sequence[jax.sharding.Mesh]) -> VllmConfig:
+    """The engine's configuration, with an HFConfig of its own: keys that its readers read are not read by the model."""
+    hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
+    return make_vllm_config(args, path, hf_config, meshes[0].devices.flat[0].platform)
 
 
 def _stored_bytes(args: EngineArgs, config: VllmConfig) -> int | None:

@@ -25,7 +25,7 @@ _NO_EFFECT = frozenset(
         *("distributed_executor_backend", "attention_backend", "attention_config", "device", "worker_cls"),
         *("block_manager", "use_v2_block_manager", "preemption_mode", "model_loader_extra_config"),
         # What is not done at all: logs, images and sound.
-        *("disable_log_stats", "disable_log_requests", "served_model_name", "profiler_config", "limit_mm_per_prompt"),
+        *("disable_log_stats", "disable_log_requests", "served_model_name", "profiler_config"),
         *("mm_processor_kwargs", "allowed_local_media_path", "allowed_media_domains", "disable_mm_preprocessor_cache"),
         *("mm_processor_cache_gb", "max_logprobs"),
         *("guided_decoding_backend", "structured_outputs_config"),

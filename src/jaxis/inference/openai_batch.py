@@ -76,6 +76,7 @@ def served_model(llm: LLM, names: Sequence[str], tool_call_parser: str, reasonin
         default_sampling_params=llm.get_default_sampling_params(),
         grammar_compiler=llm.engine.grammar_compiler,
         parsers=ModelParsers.select(llm.tokenizer, model_type, tool=tool_call_parser, reasoning=reasoning_parser),
+        images=llm.images,
     )
 
 

@@ -9,7 +9,7 @@ import jax
 from jax.typing import DTypeLike
 
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.execution.device_room import DeviceRoom
+from jaxis.engine.execution.device_room import DeviceRoom, RoomContents
 from jaxis.engine.execution.executor import Executor
 from jaxis.host.byte_size import human_bytes
 from jaxis.layers.module import JaxModule
@@ -34,7 +34,7 @@ class AdapterRoom(DeviceRoom):
         """See `DeviceRoom`."""
         return self._args.max_loras * place_bytes(model, dtype, self._args.max_lora_rank, self._targets)
 
-    def fill(self, executor: Executor, note: Callable[[str], None]) -> AdapterStore:
+    def fill(self, executor: Executor, note: Callable[[str], None]) -> RoomContents:
         """See `DeviceRoom`; also loads the adapters that are named at the start."""
         args = self._args
         [stage] = executor.stages  # `check_combinations` refuses others
@@ -46,4 +46,4 @@ class AdapterRoom(DeviceRoom):
         stage.set_variants(store)
         size = human_bytes(args.max_loras * store.bytes_per_place)
         note(f"adapters: {size} for {args.max_loras} of rank {args.max_lora_rank} or less in a step")
-        return store
+        return RoomContents(variants=store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 from fastapi import Request, Response
@@ -21,6 +22,7 @@ from jaxis.server.generation.served_model import ModelNames, ServedModel
 from jaxis.server.lora.metrics import AdapterMetrics
 from jaxis.server.lora.served_adapters import ServedAdapters
 from jaxis.server.observability.metrics import ModelMetrics
+from jaxis.vision.prompt_images import PromptImages
 
 
 def behind_loop(client: EngineClient | PoolingClient, config: ServerConfig) -> AsyncEngine:
@@ -65,6 +67,9 @@ def model_context(
         effort_budgets=config.effort_budgets,
         fingerprint=engine.info.fingerprint or None,
         variants=ServedAdapters.of(engine, config),
+        images=PromptImages.of_model(
+            Path(engine.info.model_folder), engine.tokenizer, engine.info.max_inputs, engine.info.max_model_len
+        ),
     )
     info = ServedModelInfo.of(engine.info, engine.tokenizer, parsers)
     if metrics is None:

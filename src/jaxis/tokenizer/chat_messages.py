@@ -191,7 +191,7 @@ def arrange_messages(messages: Sequence[Mapping[str, Any]], order: MessageOrder)
     to that one.
 
     Args:
-      messages: The content of system, user and tool messages is a string.
+      messages: The content of system and tool messages is a string; that of a user's may be a list of parts.
       order: What the template takes.
     """
     num_head = next((i for i, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
@@ -203,11 +203,18 @@ def arrange_messages(messages: Sequence[Mapping[str, Any]], order: MessageOrder)
         if message["role"] in SYSTEM_ROLES and not order.late_system:
             message = {"role": "user", "content": _reminder(message["content"])}
         if arranged and not _may_follow(arranged[-1]["role"], message["role"], order):
-            texts = (arranged[-1]["content"], message["content"])
-            arranged[-1]["content"] = "\n\n".join(text for text in texts if text)
+            arranged[-1]["content"] = _joined(arranged[-1]["content"], message["content"])
         else:
             arranged.append(dict(message))
     return arranged
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """The contents of two messages as that of one."""
+    if isinstance(first, str | None) and isinstance(second, str | None):
+        return "\n\n".join(text for text in (first, second) if text)
+    parts = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in (first, second) if each)
+    return [part for each in parts for part in each]
 
 
 def _may_follow(role: str, next_role: str, order: MessageOrder) -> bool:

@@ -11,6 +11,9 @@ from typing import Any
 from jaxis.errors import RequestError
 from jaxis.tokenizer.template_process import PROCESSES
 
+IMAGE_PART = {"type": "image"}
+"""The part of a content for which a template writes the placeholder of an image."""
+
 # Appended to the message to continue, and located in the rendered text. Templates often strip messages: if the mark's
 # space is gone, so is the message's own trailing white space.
 _CONTINUE_MARK = "<<<continue-from-here>>> "
@@ -33,8 +36,8 @@ def render_chat_template(
 
     Args:
       template: Jinja source.
-      messages: Each has a role, and a content that is a string or a list of {"type": "text", "text": ...} parts;
-        keys whose value is None count as absent, except a content of None next to tool_calls.
+      messages: Each has a role, and a content that is a string or a list of parts, {"type": "text", "text": ...} or
+        IMAGE_PART; keys whose value is None count as absent, except a content of None next to tool_calls.
       tools: JSON schemas of the functions the model may call.
       add_generation_prompt: End with what opens the assistant's answer.
       continue_final_message: End inside the last message, without what closes it.
@@ -90,6 +93,8 @@ def _check_content(content: object, where: str) -> None:
     if not isinstance(content, list | tuple):
         raise RequestError(f"must be a string or a list of parts, not {type(content).__name__}", param=where)
     for i, part in enumerate(content):
+        if isinstance(part, Mapping) and dict(part) == IMAGE_PART:
+            continue
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise RequestError(
                 'must be {"type": "text", "text": "..."}; other parts are not supported', param=f"{where}[{i}]"
@@ -120,7 +125,9 @@ def _mark_last_text(chat: list[dict[str, Any]]) -> str:
         raise RequestError(
             "ends in a message without content, which cannot be continued: give it content", param="messages"
         )
-    text = content[-1]["text"]
+    text = content[-1].get("text")
+    if text is None:
+        raise RequestError("ends in an image, which cannot be continued: end it with text", param="messages")
     content[-1]["text"] = text + _CONTINUE_MARK
     return text
 

@@ -21,6 +21,7 @@ from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
 from jaxis.layers.rope import RotaryEmbedding
+from jaxis.models.common.text_part import TextPart
 
 _CODE = re.compile(r"([\w.]+):(\w+)(?:\((\w+)\)|\[(.+)\])?")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
@@ -68,12 +69,14 @@ class ModelFacts:
       is_tied: Whether the head is the embedding table.
       spans: (kind of cache, most tokens it ever needs or None) -> number of layers.
       rope_counts: Whether a layer has RoPE -> number of layers; empty if layers do not say.
+      has_tower: Whether images are encoded for it.
     """
 
     layers: dict[str, tuple[tuple[int, ...], int]]
     is_tied: bool
     spans: dict[tuple[str, int | None], int]
     rope_counts: dict[bool, int]
+    has_tower: bool = False
 
     @classmethod
     def of(cls, model: JaxModule, vllm_config: VllmConfig) -> ModelFacts:
@@ -88,7 +91,8 @@ class ModelFacts:
         rope_counts = Counter(
             module.rope is not None for _, module in named_modules(model) if isinstance(module, _HasRope)
         )
-        return cls(layers, has_tied_head(model), dict(spans), dict(rope_counts))
+        has_tower = isinstance(model, TextPart) and model.tower is not None
+        return cls(layers, has_tied_head(model), dict(spans), dict(rope_counts), has_tower)
 
 
 @dataclass(frozen=True)

@@ -351,6 +351,8 @@ def _inputs(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
         if key in config and facts is None:
             keys = (key, *(other for other in config if _OF_OTHER_INPUTS.match(other)))
             features.append(Feature(words, None, ("models/",), keys))
+        elif key == "vision_config" and key in config and facts is not None and facts.has_tower:
+            features.append(Feature("images, by the vision tower"))
         elif key in config:
             features.append(Feature(f"{words}, left out: text runs"))
     if config.get("is_encoder_decoder", False):

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import jax
 from jax.typing import DTypeLike
 
 from jaxis.engine.execution.executor import Executor
+from jaxis.engine.execution.input_encoder import InputEncoder
 from jaxis.engine.execution.variants import Variants
 from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
 from jaxis.layers.module import JaxModule
+
+
+@dataclass(frozen=True)
+class RoomContents:
+    """What rooms hold once they are filled.
+
+    Attributes:
+      variants: The variants of the model that requests may have; None: none.
+      inputs: What computes embeddings of prompts from something else than tokens; None: nothing.
+    """
+
+    variants: Variants | None = None
+    inputs: InputEncoder | None = None
 
 
 class DeviceRoom:
@@ -51,7 +66,7 @@ class DeviceRoom:
             )
         return nbytes
 
-    def fill(self, executor: Executor, note: Callable[[str], None]) -> Variants | None:
+    def fill(self, executor: Executor, note: Callable[[str], None]) -> RoomContents:
         """Allocates it, beside caches that left the room.
 
         Args:
@@ -59,7 +74,31 @@ class DeviceRoom:
           note: Shows a line.
 
         Returns:
-          The variants of the model that requests may have now; None: none.
+          What it holds now.
         """
         del executor, note
-        return None
+        return RoomContents()
+
+
+class JoinedRooms(DeviceRoom):
+    """The rooms of several features.
+
+    Args:
+      rooms: At least one.
+    """
+
+    def __init__(self, rooms: Sequence[DeviceRoom]) -> None:
+        self._rooms = rooms
+        self.text = " and ".join(room.text for room in rooms)
+
+    def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
+        """See `DeviceRoom`."""
+        return sum(room.bytes_beside(model, dtype) for room in self._rooms)
+
+    def fill(self, executor: Executor, note: Callable[[str], None]) -> RoomContents:
+        """See `DeviceRoom`."""
+        contents = [room.fill(executor, note) for room in self._rooms]
+        return RoomContents(
+            next((each.variants for each in contents if each.variants is not None), None),
+            next((each.inputs for each in contents if each.inputs is not None), None),
+        )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep, SamplingStates, StepExperts
+from jaxis.engine.execution.input_encoder import InputEncoder
 from jaxis.engine.execution.program_key import ProgramKey
 from jaxis.engine.execution.programs import CompileWait, Programs
 from jaxis.engine.execution.sampler import SamplerOutput
@@ -39,6 +40,7 @@ from jaxis.engine.scheduling.fair_shares import FairShares
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import SequenceId
+from jaxis.prompts import EmbeddedInput
 from jaxis.sampling_params import RAW_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
@@ -119,6 +121,7 @@ class Runner:
       max_model_len: The configured one, shortened if the cache cannot hold a sequence that long.
       vocab_size: V.
       variants: Of the model; None: there are none.
+      inputs: Encodes what prompts have besides tokens; None: they have tokens only.
       newest: The step that was dispatched last, while the devices have its hidden states; None if they do not.
       inflight_rows: For each sequence that the newest step samples from, which of the sampled tokens is its own.
       on_step_logits: For verification: called with each step's output and its tokens' logits, float32 [T, V]. None, the
@@ -128,9 +131,16 @@ class Runner:
       vllm_config: The engine's configuration.
       programs: Of its model.
       connector: See above.
+      inputs: See above.
     """
 
-    def __init__(self, vllm_config: VllmConfig, programs: Programs, connector: KVConnector | None = None) -> None:
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        programs: Programs,
+        connector: KVConnector | None = None,
+        inputs: InputEncoder | None = None,
+    ) -> None:
         self.vllm_config, self.programs = vllm_config, programs
         self.executor = executor = programs.executor
         self.connector = connector or KVConnector()
@@ -139,7 +149,8 @@ class Runner:
         last = executor.stages[-1]
         plan, self.num_ranks = executor.plan, last.context.ranks.num_ranks
         self.num_stages, self._is_native = executor.num_stages, last.is_native
-        self.variants = last.context.variants
+        self.variants, self.inputs = last.context.variants, inputs
+        self._hidden_size: int = last.context.model.hidden_states.shape[-1]
         self.num_blocks, self.max_model_len = plan.num_blocks, plan.max_model_len
         self.kv_bytes_per_block = plan.bytes_per_block
         self.num_state_slots, self.bytes_per_state_slot = plan.num_state_slots, plan.bytes_per_slot
@@ -226,14 +237,21 @@ class Runner:
                 programs.precompile(key)
         return all(map(programs.has, keys))
 
-    def step_shape(self, num_tokens: int, num_rows: int = 1, variant_parts: frozenset[str] | None = None) -> StepShape:
+    def step_shape(
+        self,
+        num_tokens: int,
+        num_rows: int = 1,
+        variant_parts: frozenset[str] | None = None,
+        *,
+        has_inputs: bool = False,
+    ) -> StepShape:
         """The smallest compiled shape that holds this many tokens, `num_rows` of them followed by a sampled one."""
         of_layers = None if variant_parts is None else variant_parts - {HEAD}
-        return self._step_shapes.of(num_tokens, num_rows, of_layers)
+        return self._step_shapes.of(num_tokens, num_rows, of_layers, self._hidden_size if has_inputs else 0)
 
     def dispatch(self, output: SchedulerOutput, sampling: SamplingStates) -> DispatchedStep:
         """Sends a step's model and sampler to the devices, and returns without waiting for them."""
-        is_plain = self.on_step_logits is None and self._variant_parts(output) is None
+        is_plain = self.on_step_logits is None and self._variant_parts(output) is None and not _has_inputs(output)
         if is_plain and self._can_be_one_program(output.num_tokens):
             [entry] = output.scheduled
             state = sampling.get(entry.sequence.seq_id)
@@ -265,7 +283,7 @@ class Runner:
         """
         self._check_is_sampled()
         parts = self._variant_parts(output)
-        shape = self.step_shape(output.num_tokens, output.num_rows, parts)
+        shape = self.step_shape(output.num_tokens, output.num_rows, parts, has_inputs=_has_inputs(output))
         if output.num_decodes < len(output.scheduled) and not output.has_drafts:
             # The next step decodes the same number of sequences; with several stages, their share.
             is_greedy = all(entry.sequence.sampling_params.greedy for entry in output.scheduled)
@@ -411,7 +429,13 @@ class Runner:
     def _pack(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
         """The step of all data ranks, one after the other."""
         place_of = None if self.variants is None else self.variants.place_of
-        return _joined([pack_step(rank, shape, self.inflight_rows, place_of) for rank in output.ranks])
+        return _joined(
+            [pack_step(rank, shape, self.inflight_rows, place_of, self._embeddings) for rank in output.ranks]
+        )
+
+    def _embeddings(self, item: EmbeddedInput) -> np.ndarray:
+        assert self.inputs is not None  # no request without an encoder has inputs
+        return self.inputs.rows(item, self.programs)
 
     def _sample(self, output: SchedulerOutput, num_rows: int, sampling: SamplingStates) -> SamplerOutput:
         """Dispatches the sampler over the hidden states that are sampled from, S rows a data rank."""
@@ -514,6 +538,11 @@ class Runner:
 def _of_head(variant_parts: frozenset[str] | None) -> frozenset[str] | None:
     """The parts that programs of logits are for; None: no variant changes the head."""
     return variant_parts if variant_parts is not None and HEAD in variant_parts else None
+
+
+def _has_inputs(output: SchedulerOutput) -> bool:
+    """Whether embeddings of a step's tokens are computed from something else."""
+    return any(any(entry.inputs) for entry in output.scheduled if entry.sequence.inputs)
 
 
 def _has_prompt_logprobs(entry: ScheduledSequence) -> bool:

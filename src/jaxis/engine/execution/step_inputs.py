@@ -22,6 +22,7 @@ from jaxis.engine.scheduling.sequence import NO_SLOT, SequenceId
 from jaxis.engine.scheduling.state_slots import StateStep
 from jaxis.kernels.state_slots import StateSlots
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.prompts import EmbeddedInput
 
 # The few shapes that steps are padded to, so that few programs have to be compiled.
 
@@ -57,17 +58,19 @@ class StepShapes:
         self._spans = tuple(spans)
         self._has_states = has_states
         self._compiles_fast = compiles_fast
-        self._shapes: dict[tuple[int, bool, frozenset[str] | None], StepShape] = {}
+        self._shapes: dict[tuple[int, bool, frozenset[str] | None, int], StepShape] = {}
 
-    def of(self, num_tokens: int, num_rows: int = 1, variant_parts: frozenset[str] | None = None) -> StepShape:
+    def of(
+        self, num_tokens: int, num_rows: int = 1, variant_parts: frozenset[str] | None = None, embedding_size: int = 0
+    ) -> StepShape:
         """The smallest shape that holds this many tokens, of which `num_rows` are followed by a sampled one."""
         padded = max(min(self.padded(num_tokens), self._max_num_tokens), num_tokens)
         num_seqs = min(padded, self._max_num_seqs)
         samples_drafts = num_rows > num_seqs
-        key = padded, samples_drafts, variant_parts
+        key = padded, samples_drafts, variant_parts, embedding_size
         if key not in self._shapes:
             sizes = padded, num_seqs, self._max_blocks, self._block_size
-            self._shapes[key] = StepShape(*sizes, self._spans, self._has_states, samples_drafts, variant_parts)
+            self._shapes[key] = StepShape(*sizes, self._spans, self._has_states, *key[1:])
         return self._shapes[key]
 
     def padded(self, num_tokens: int) -> int:
@@ -100,6 +103,8 @@ class StepShape:
         sequence.
       variant_parts: The parts of the model that the variants of sequences change in ways of their own, see
         `Variants.parts_of`; None: no sequence has a variant.
+      embedding_size: E, of a step in which embeddings of tokens are computed from something else (see
+        `EmbeddedInput`); 0 of others.
     """
 
     num_tokens: int
@@ -110,6 +115,7 @@ class StepShape:
     has_states: bool = False
     samples_drafts: bool = False
     variant_parts: frozenset[str] | None = None
+    embedding_size: int = 0
 
     @property
     def has_variants(self) -> bool:
@@ -144,6 +150,8 @@ class StepShape:
             sizes |= dict.fromkeys(STATE_FIELDS.values(), self.num_seqs)
         if self.has_variants:
             sizes["places"] = self.num_seqs
+        if self.embedding_size:
+            sizes |= {"is_embedded": self.num_tokens, "embeddings": self.num_tokens * self.embedding_size}
         stops = itertools.accumulate(sizes.values())
         return {name: slice(stop - size, stop) for (name, size), stop in zip(sizes.items(), stops, strict=True)}
 
@@ -162,12 +170,23 @@ class StepInputs:
       logits_rows: i32 [S], the rows of the flat batch whose hidden states are sampled from: each sequence's last one,
         and where it has drafts, the one before each of them.
       places: i32 [T], the place of each token's variant of the model; None: there are no variants.
+      is_embedded: bool [T], which tokens have embeddings of their own; None: none.
+      embeddings: float32 [T, E], theirs.
     """
 
     input_ids: jax.Array
     attention_metadata: AttentionMetadata
     logits_rows: jax.Array
     places: jax.Array | None = None
+    is_embedded: jax.Array | None = None
+    embeddings: jax.Array | None = None
+
+    def embed(self, embed: Callable[[jax.Array], jax.Array]) -> jax.Array | None:
+        """The embeddings [T, E] of all tokens, given what embeds others; None where all are embedded like that."""
+        if self.is_embedded is None or self.embeddings is None:
+            return None
+        others = embed(self.input_ids)
+        return jnp.where(self.is_embedded[:, None], self.embeddings.astype(others.dtype), others)
 
 
 def pack_step(
@@ -175,6 +194,7 @@ def pack_step(
     shape: StepShape,
     inflight_rows: Mapping[SequenceId, int],
     place_of: Callable[[bytes], int] | None = None,
+    embeddings_of: Callable[[EmbeddedInput], np.ndarray] | None = None,
 ) -> np.ndarray:
     """The step as one int32 vector.
 
@@ -184,6 +204,7 @@ def pack_step(
       inflight_rows: For each sequence whose input token the host does not know yet, the row of the previous step that
         sampled it.
       place_of: The place of a variant, where the shape has variants.
+      embeddings_of: The embeddings of an input, float32 [rows, E], where the shape has inputs.
     """
     # Lists, not arrays: a step is packed while the devices run the one before, with caches full of weights, and every
     # small NumPy operation then takes some microseconds from the threads of a CPU.
@@ -221,7 +242,25 @@ def pack_step(
     if shape.has_variants and place_of is not None:
         begin = shape.fields["places"].start
         packed[begin : begin + num_seqs] = [place_of(entry.sequence.variant) for entry in output.scheduled]
+    if shape.embedding_size and embeddings_of is not None:
+        _pack_embeddings(output, shape, embeddings_of, packed)
     return packed
+
+
+def _pack_embeddings(
+    output: SchedulerOutput, shape: StepShape, embeddings_of: Callable[[EmbeddedInput], np.ndarray], packed: np.ndarray
+) -> None:
+    is_embedded = packed[shape.fields["is_embedded"]]
+    embeddings = packed[shape.fields["embeddings"]].view(np.float32).reshape(shape.num_tokens, -1)
+    first_row = 0
+    for entry in output.scheduled:
+        for item in entry.inputs:
+            here = item.rows_between(entry.start, entry.start + entry.num_tokens)
+            rows = np.asarray(item.rows[here], np.int64) + (first_row + item.start - entry.start)
+            if rows.size:
+                is_embedded[rows] = 1
+                embeddings[rows] = embeddings_of(item)[here]
+        first_row += entry.num_tokens
 
 
 def _input_tokens(output: SchedulerOutput, inflight_rows: Mapping[SequenceId, int]) -> tuple[list[int], list[int]]:
@@ -281,7 +320,18 @@ def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> 
         ),
         logits_rows=fields["logits_rows"],
         places=_places_of_tokens(fields, shape) if shape.has_variants else None,
+        **_embeddings_of_tokens(fields, shape),
     )
+
+
+def _embeddings_of_tokens(fields: Mapping[str, jax.Array], shape: StepShape) -> dict[str, jax.Array]:
+    if not shape.embedding_size:
+        return {}
+    embeddings = jax.lax.bitcast_convert_type(fields["embeddings"], jnp.float32)
+    return {
+        "is_embedded": fields["is_embedded"] != 0,
+        "embeddings": embeddings.reshape(shape.num_tokens, shape.embedding_size),
+    }
 
 
 def _places_of_tokens(fields: Mapping[str, jax.Array], shape: StepShape) -> jax.Array:

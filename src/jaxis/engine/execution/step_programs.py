@@ -19,11 +19,13 @@ from jaxis.engine.execution.program_context import ProgramContext, jit, sharding
 from jaxis.engine.execution.program_key import Compiled, RunsOn
 from jaxis.engine.execution.sampler import SamplerOutput, sample, score, token_logprobs
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays
-from jaxis.engine.execution.step_inputs import StepShape, unpack_step
+from jaxis.engine.execution.step_inputs import StepInputs, StepShape, unpack_step
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.interfaces import JaxIntermediateTensors
+from jaxis.parallel.stages import Stage
 from jaxis.sampling_params import MAX_LOGPROBS
 
 # Rows whose logits are in memory at once when the logits of many rows are wanted.
@@ -77,7 +79,7 @@ class ForwardKey:
             last_tokens = given if stage.is_first else jnp.zeros(context.max_num_seqs, jnp.int32)
             step = unpack_step(packed, self.shape, last_tokens)
             model = context.merge(arrays, self.shape, step)
-            handed_on = _handed_on(context, given)
+            handed_on = _handed_on(context, given) | _embedded(step, model, stage)
             experts = None
             if self.returns_experts:
                 with expert_choices() as choices:
@@ -393,6 +395,14 @@ def _logprobs_tree(features: SamplerFeatures | None) -> TokenLogprobs[int]:
 def _handed_on(context: ProgramContext, hidden: jax.Array) -> dict[str, JaxIntermediateTensors]:
     """The model's argument for what the stage before it hands on, if there is one."""
     return {} if context.stage.is_first else {"intermediate_tensors": JaxIntermediateTensors(hidden_states=hidden)}
+
+
+def _embedded(step: StepInputs, model: GenerativeModel, stage: Stage) -> dict[str, jax.Array]:
+    """The model's argument for embeddings, where a step has some that are not those of its tokens."""
+    if step.is_embedded is None or not stage.is_first:
+        return {}
+    embeds = step.embed(cast(CausalLM, model).decoder.embed)
+    return {} if embeds is None else {"inputs_embeds": embeds}
 
 
 def _sample_greedily(

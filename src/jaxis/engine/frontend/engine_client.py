@@ -46,6 +46,7 @@ class EngineInfo:
       logprobs_mode: What a log-probability is, to requests that do not say.
       num_devices: Devices that run the model.
       num_ranks: Data ranks, which share them.
+      max_inputs: Most inputs of a prompt that are not tokens, such as images; 0 if it takes none.
     """
 
     model_folder: str
@@ -66,6 +67,7 @@ class EngineInfo:
     logprobs_mode: str = RAW_LOGPROBS
     num_devices: int = 1
     num_ranks: int = 1
+    max_inputs: int = 0
 
     @classmethod
     def of(cls, built: BuiltEngine) -> EngineInfo:
@@ -96,6 +98,7 @@ class EngineInfo:
             * engine.runner.num_ranks
             * engine.runner.num_stages,
             num_ranks=engine.runner.num_ranks,
+            max_inputs=0 if engine.runner.inputs is None else engine.runner.inputs.max_inputs,
         )
 
 

@@ -256,6 +256,7 @@ class EngineThread:
                 client=new.client,
                 cache_salt=new.prompt.cache_salt,
                 variant=new.prompt.variant,
+                inputs=new.prompt.inputs,
                 grammar=new.grammar,
             )
         except JaxisError as error:

@@ -418,8 +418,16 @@ class BlockManager:
         """Digests of the sequence's first `num_blocks` blocks; each is computed once in the sequence's life."""
         digests = sequence.block_digests
         if len(digests) < num_blocks:
-            salt, variant = sequence.cache_salt, sequence.variant
-            extend_digests(digests, num_blocks, sequence.token_ids, self.block_size, salt, variant, self.weights)
+            of_sequence = sequence.cache_salt, sequence.variant
+            extend_digests(
+                digests,
+                num_blocks,
+                sequence.token_ids,
+                self.block_size,
+                *of_sequence,
+                weights=self.weights,
+                inputs=sequence.inputs,
+            )
         return digests[:num_blocks]
 
     def _give_back_unseen(self, sequence: Sequence, position: int) -> None:

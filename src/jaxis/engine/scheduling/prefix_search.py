@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.prompts import EmbeddedInput
 
 # The names of full blocks: what a block holds depends on all tokens before it, and so does its digest.
 
@@ -19,6 +20,7 @@ def extend_digests(
     cache_salt: str | None,
     variant: bytes = b"",
     weights: bytes = b"",
+    inputs: Sequence[EmbeddedInput] = (),
 ) -> None:
     """Appends the digests of a sequence's next full blocks.
 
@@ -30,12 +32,19 @@ def extend_digests(
       cache_salt: The sequence's.
       variant: The sequence's.
       weights: See `BlockManager`.
+      inputs: The sequence's.
     """
     for index in range(len(digests), num_blocks):
         parent = digests[-1] if digests else _root_digest(cache_salt, variant, weights)
         start = index * block_size
         tokens = array("q", token_ids(start, start + block_size))
-        digests.append(hashlib.sha256(parent + tokens.tobytes()).digest())
+        # Of one length each, after tokens of one length: no two blocks that differ hash the same bytes.
+        others = (
+            each.digest + (each.start - start).to_bytes(8, "little", signed=True)
+            for each in inputs
+            if each.overlaps(start, start + block_size)
+        )
+        digests.append(hashlib.sha256(b"".join((parent, tokens.tobytes(), *others))).digest())
 
 
 def _root_digest(cache_salt: str | None, variant: bytes, weights: bytes) -> bytes:

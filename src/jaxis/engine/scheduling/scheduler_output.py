@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from jaxis.engine.scheduling.block_connector import NO_MOVES, BlockMoves
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 from jaxis.engine.scheduling.state_slots import StateStep
+from jaxis.prompts import EmbeddedInput
 
 
 class ScheduledSequence(NamedTuple):
@@ -40,6 +42,12 @@ class ScheduledSequence(NamedTuple):
     def known_stop(self) -> int:
         """The position after the last token that is no draft."""
         return self.start + self.num_tokens - len(self.draft_token_ids)
+
+    @property
+    def inputs(self) -> Iterator[EmbeddedInput]:
+        """The inputs of the sequence's prompt that have tokens in the step."""
+        stop = self.start + self.num_tokens
+        return (each for each in self.sequence.inputs if each.overlaps(self.start, stop))
 
     @property
     def num_rows(self) -> int:

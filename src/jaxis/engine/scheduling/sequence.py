@@ -7,6 +7,7 @@ from array import array
 from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
+from jaxis.prompts import EmbeddedInput
 from jaxis.sampling_params import SamplingParams
 
 
@@ -118,6 +119,7 @@ class Sequence:
       client: Whose it is; clients share the tokens of steps equally. None is a client like any other.
       cache_salt: Only sequences with the same salt share prefix-cache blocks.
       variant: Digest of what changes the model for it; b"": nothing. Its keys and values depend on it.
+      inputs: The parts of its prompt whose embeddings are not those of the tokens; keys and values depend on them.
       prediction_token_ids: What the output is expected to contain; only guesses at its next tokens look there.
       output_token_ids: Sampled tokens whose value the host knows.
       num_computed_tokens: Tokens whose keys and values dispatched steps have written or will write.
@@ -151,6 +153,7 @@ class Sequence:
     client: str | None = None
     cache_salt: str | None = None
     variant: bytes = b""
+    inputs: tuple[EmbeddedInput, ...] = ()
     prediction_token_ids: list[int] = field(default_factory=list)
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

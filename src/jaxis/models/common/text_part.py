@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.hf_config import HFConfig
     from jaxis.config.quantization import QuantizationConfig
+    from jaxis.models.common.vision_tower import VisionTower
 
 
 class TextPart(CausalLM):
-    """A text model that is one part of a checkpoint: the other parts are not loaded, and prompts are text only.
+    """A text model that is one part of a checkpoint: the other parts are not loaded with it.
 
     A family inherits this class and then its text model, whose config is `text_config` or, where a family's first
     checkpoints have none, all of config.json. It names the parts left out; any other tensor or config key is an error,
@@ -32,6 +33,7 @@ class TextPart(CausalLM):
       text_model_types: The `model_type` that the text's config may have.
       other_parts: The checkpoint's modules and tensors that are not loaded.
       other_keys: Keys of config.json that concern those modules.
+      tower: What of those modules encodes images, which an engine loads beside the text; None: prompts are text only.
     """
 
     text_renames: ClassVar[Sequence[Rename]] = (
@@ -40,6 +42,7 @@ class TextPart(CausalLM):
     )
     # transformers' name of the text model: of adapters that were trained with it, and of files that ModelOpt quantized.
     other_names = (("model.language_model", "model"),)
+    tower: ClassVar[type[VisionTower] | None] = None
     text_model_types: ClassVar[tuple[str, ...]]
     other_parts: ClassVar[tuple[str, ...]]
     other_keys: ClassVar[tuple[str, ...]]

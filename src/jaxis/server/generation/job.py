@@ -49,7 +49,7 @@ class GenerationJob:
 
     def tokenize(self) -> list[TokenizedPrompt]:
         """The prompts; see `JobPrompts.tokenize`."""
-        prompts = self.prompts.tokenize(self.model.tokenizer)
+        prompts = self.prompts.tokenize(self.model.tokenizer, self.model.images)
         if self.model.variant:
             prompts = [dataclasses.replace(prompt, variant=self.model.variant) for prompt in prompts]
         return prompts

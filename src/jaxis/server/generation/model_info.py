@@ -38,6 +38,7 @@ class ServedModelInfo:
       has_chat_template: Whether conversations can be rendered.
       has_tools, has_reasoning: Whether the model can call tools, and reasons before its answer.
       tasks: What it does, in the words of most APIs.
+      input_modalities: What prompts may hold.
     """
 
     file_name: str
@@ -54,6 +55,7 @@ class ServedModelInfo:
     has_tools: bool
     has_reasoning: bool
     tasks: tuple[str, ...] = ("completion",)
+    input_modalities: tuple[str, ...] = ("text",)
 
     @classmethod
     def of(cls, info: EngineInfo, tokenizer: Tokenizer | None, parsers: ModelParsers) -> ServedModelInfo:
@@ -76,6 +78,7 @@ class ServedModelInfo:
             has_tools=parsers.tool_format_known and any("tools" in template for template in templates),
             has_reasoning=parsers.reasoning is not None,
             tasks=info.capabilities,
+            input_modalities=("text", "image") if info.max_inputs else ("text",),
         )
 
     @classmethod

@@ -15,6 +15,8 @@ from jaxis.tokenizer.chat_messages import (
     messages_for_template,
     reserved_variable,
 )
+from jaxis.vision.decode import ImageSource
+from jaxis.vision.prompt_images import NO_IMAGES, PromptImages
 
 QUICK_LENGTH = 1000  # characters, or token ids: tokenized in a tenth of a millisecond
 _THINKING_SWITCHES = ("enable_thinking", "thinking")  # most templates' name, and DeepSeek's
@@ -30,7 +32,9 @@ class ChatPrompt:
       operation: What traces call the job.
       num_prompts: How many prompts `tokenize` returns.
       is_quick: Whether `tokenize` takes less than handing it to a thread does.
-      messages: Each has a role and its content as one string, and what else `messages_for_template` reads.
+      messages: Each has a role and its content, and what else `messages_for_template` reads. A content is one string;
+        of users, it may be a list of parts, with IMAGE_PART for each image.
+      images: The images, in their order.
       tools: The functions that the template shows, in OpenAI's format.
       variables: More variables of the template.
       add_generation_prompt: End the prompt where the assistant's turn begins; None does unless
@@ -40,6 +44,7 @@ class ChatPrompt:
     """
 
     messages: Sequence[Mapping[str, Any]]
+    images: Sequence[ImageSource] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool | None = None
@@ -50,15 +55,23 @@ class ChatPrompt:
     num_prompts: ClassVar[int] = 1
     is_quick: ClassVar[bool] = False
 
-    def tokenize(self, tokenizer: Tokenizer | None) -> list[TokenizedPrompt]:
+    def tokenize(self, tokenizer: Tokenizer | None, images: PromptImages | None = None) -> list[TokenizedPrompt]:
         """The prompt.
 
+        Args:
+          tokenizer: The model's.
+          images: Puts images into its prompts; None: they can have none.
+
         Raises:
-          RequestError: There is no template, it refuses the conversation, or a call's arguments are not JSON.
+          RequestError: There is no template, it refuses the conversation, a call's arguments are not JSON, or an image
+            cannot be read.
         """
         messages = self.messages if tokenizer is None else self._arranged(tokenizer)
         prompt = tokenize_chat(messages, tokenizer, **self._template_arguments())
-        return [TokenizedPrompt(prompt.text, prompt.token_ids, self.cache_salt)]
+        prompt = TokenizedPrompt(prompt.text, prompt.token_ids, self.cache_salt)
+        if self.images and images is None:
+            raise RequestError(NO_IMAGES, param="messages")
+        return [prompt if images is None else images.put(prompt, self.images)]
 
     def render(self, tokenizer: Tokenizer) -> str:
         """The prompt as a string; raises what `tokenize` does."""
@@ -107,12 +120,17 @@ class PlainPrompts:
         """Whether all of them are short."""
         return sum(map(len, self.prompts)) <= QUICK_LENGTH
 
-    def tokenize(self, tokenizer: Tokenizer | None) -> list[TokenizedPrompt]:
-        """The prompts.
+    def tokenize(self, tokenizer: Tokenizer | None, images: PromptImages | None = None) -> list[TokenizedPrompt]:
+        """The prompts, which have no images.
+
+        Args:
+          tokenizer: The model's.
+          images: Not used.
 
         Raises:
           RequestError: One is a string, and there is no tokenizer; or it is too long.
         """
+        del images
         return [self._tokenized(prompt, tokenizer) for prompt in self.prompts]
 
     def _tokenized(self, prompt: str | list[int], tokenizer: Tokenizer | None) -> TokenizedPrompt:

@@ -97,7 +97,7 @@ class RestoredThinking:
           owner: Whose it is; see `UsageAccounting.owner`.
         """
         prompts = job.prompts
-        if not isinstance(prompts, ChatPrompt) or not self._answers or not self._applies(job):
+        if not isinstance(prompts, ChatPrompt) or prompts.images or not self._answers or not self._applies(job):
             return job.tokenize()
         messages, turns = self._restored(job, prompts, owner)
         [prompt] = dataclasses.replace(job, prompts=dataclasses.replace(prompts, messages=messages)).tokenize()
@@ -115,7 +115,10 @@ class RestoredThinking:
           prompt: Its prompt, as `tokenize` returned it.
           owner: Whose it is; see `UsageAccounting.owner`.
         """
-        if not isinstance(job.prompts, ChatPrompt) or job.prompts.continue_final_message or not self._applies(job):
+        # The text of a prompt with images does not tell which they are.
+        if not isinstance(job.prompts, ChatPrompt) or job.prompts.images:
+            return None
+        if job.prompts.continue_final_message or not self._applies(job):
             return None
         return AnswerListener(self, job, prompt, owner)
 

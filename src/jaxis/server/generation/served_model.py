@@ -12,6 +12,7 @@ from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.http.errors import ModelNotFoundError
 from jaxis.tokenizer import Tokenizer
+from jaxis.vision.prompt_images import PromptImages
 
 if TYPE_CHECKING:
     from jaxis.engine.frontend.engine_client import ModelVariant
@@ -76,6 +77,7 @@ class ServedModel:
       names: The names under which requests may ask for it; answers carry the first, unless `named` says otherwise.
       aliases: Patterns of more such names, as `fnmatch` has them.
       tokenizer: None reads and writes token ids only.
+      images: Puts images into prompts; None: they can have none.
       default_sampling_params: For what a request leaves out.
       grammar_compiler: The engine's, for structured outputs; None if the model generates nothing.
       parsers: How the model writes tool calls and reasoning.
@@ -99,6 +101,7 @@ class ServedModel:
     fingerprint: str | None = None
     variants: Mapping[str, ModelVariant] = field(default_factory=dict)
     variant: bytes = b""
+    images: PromptImages | None = None
 
     @property
     def name(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxis.errors import RequestError
@@ -12,9 +12,11 @@ from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import ChatPrompt, template_variables
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.body import new_id
-from jaxis.server.openai.chat_schema import ChatCompletionRequest, ChatMessage
+from jaxis.server.openai.chat_schema import ChatCompletionRequest, ChatMessage, ImagePart
 from jaxis.server.openai.fields import NamedToolChoice
 from jaxis.server.openai.settings import answer_grammar, check_stream_options, sampling_settings, token_limit
+from jaxis.vision.decode import ImageSource
+from jaxis.vision.prompt_images import NO_IMAGES, take_images
 
 
 def chat_job(request: ChatCompletionRequest, model: ServedModel, request_id: str | None = None) -> GenerationJob:
@@ -77,8 +79,10 @@ def chat_prompt(request: ChatCompletionRequest, model: ServedModel) -> ChatPromp
             param="reasoning_effort",
         )
     shown = () if request.tool_choice == "none" else request.tools or ()
+    messages, images = template_messages(request.messages, model)
     return ChatPrompt(
-        messages=template_messages(request.messages),
+        messages=messages,
+        images=images,
         tools=[tool.model_dump(exclude_unset=True) for tool in shown],
         variables=variables | of_effort,
         add_generation_prompt=request.add_generation_prompt,
@@ -87,13 +91,41 @@ def chat_prompt(request: ChatCompletionRequest, model: ServedModel) -> ChatPromp
     )
 
 
-def template_messages(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as `ChatPrompt` has them."""
-    return [_template_message(message) for message in messages]
+def template_messages(
+    messages: Sequence[ChatMessage], model: ServedModel
+) -> tuple[Sequence[Mapping[str, Any]], list[ImageSource]]:
+    """Messages and images as `ChatPrompt` has them.
+
+    Raises:
+      RequestError: The model takes no images, or an image is at an address, or not the user's.
+    """
+    if any(message.has_images for message in messages):
+        _check_images(messages, model)
+    return take_images([_template_message(message) for message in messages])
+
+
+def _check_images(messages: Sequence[ChatMessage], model: ServedModel) -> None:
+    for i, message in enumerate(messages):
+        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if not isinstance(part, ImagePart):
+                continue
+            where = f"messages[{i}].content[{j}]"
+            if model.images is None:
+                raise RequestError(NO_IMAGES, param=f"{where}.type")
+            if message.role != "user":
+                raise RequestError("is an image, which only messages of the user may have", param=where)
+            # Never a path or an address: a request reaches no files, and nothing is fetched for it.
+            if not part.image_url.url.startswith("data:"):
+                raise RequestError(
+                    "must be a data: URL with the image itself: nothing is fetched from addresses",
+                    param=f"{where}.image_url.url",
+                )
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:
-    fields: dict[str, Any] = {"role": message.role, "content": message.text}
+    content = message.content if message.has_images else None
+    parts = [part.model_dump() for part in content] if isinstance(content, list) else None
+    fields: dict[str, Any] = {"role": message.role, "content": parts or message.text}
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             fields[name] = value

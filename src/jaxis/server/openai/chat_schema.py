@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from jaxis.sampling_params import INTEGER_BOUNDS, TOP_LOGPROBS_BOUNDS
-from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, bounded, is_none
+from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, bounded, is_none, type_of
 from jaxis.server.openai.fields import (
     Answer,
     ChatToolCall,
@@ -32,10 +32,29 @@ def no_images(part_type: object) -> object:
 
 
 class ContentPart(LenientModel):
-    """The only kind of content: nothing is ever fetched from an address in a request."""
+    """Text in a content."""
 
     type: Annotated[Literal["text"], BeforeValidator(no_images)]
     text: str
+
+
+class ImageUrl(LenientModel):
+    """An image, as a URL that holds it: data:image/png;base64,..."""
+
+    url: str
+
+
+class ImagePart(LenientModel):
+    """An image in a content."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+ChatPart = Annotated[
+    Annotated[ContentPart, Tag("Text")] | Annotated[ImagePart, Tag("Image")],
+    Discriminator(lambda value: "Image" if type_of(value) == "image_url" else "Text"),
+]
 
 
 class ChatMessage(LenientModel):
@@ -53,7 +72,7 @@ class ChatMessage(LenientModel):
     }
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | list[ChatPart] | None = None
     name: str | None = None
     tool_calls: list[ChatToolCall] | None = None
     tool_call_id: str | None = None
@@ -68,8 +87,13 @@ class ChatMessage(LenientModel):
     def text(self) -> str:
         """The parts as one string, which every template accepts; few accept parts."""
         if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
+            return "\n".join(part.text for part in self.content if isinstance(part, ContentPart))
         return self.content or ""
+
+    @property
+    def has_images(self) -> bool:
+        """Whether parts of it are images."""
+        return isinstance(self.content, list) and any(isinstance(part, ImagePart) for part in self.content)
 
 
 class Prediction(LenientModel):

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, model_validator
 from jaxis.errors import RequestError
 from jaxis.server.context import Context, ServerContext
 from jaxis.server.generation.prompts import ChatPrompt, template_variables
+from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.body import StrictJSONRoute, StrictModel, TokenId
 from jaxis.server.http.openapi import TEXT_ERRORS
 from jaxis.server.openai.chat_job import chat_prompt, template_messages
@@ -100,7 +101,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
     tokenizer = _tokenizer(context)
 
     def answer() -> str:
-        token_ids = _encode(body, tokenizer)
+        token_ids = _encode(body, tokenizer, context.model)
         texts = [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
         return TokenizeResponse(
             count=len(token_ids),
@@ -131,19 +132,21 @@ async def apply_template(body: ChatCompletionRequest, context: Context, response
     return ApplyTemplateResponse(prompt=await context.run_in_worker(lambda: prompt.render(tokenizer)))
 
 
-def _encode(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+def _encode(body: TokenizeRequest, tokenizer: Tokenizer, model: ServedModel) -> list[int]:
     if body.content is not None:
         return tokenizer.encode(body.content, add_special_tokens=bool(body.add_special))
     if body.messages is None:
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+    messages, images = template_messages(body.messages, model)
     prompt = ChatPrompt(
-        messages=template_messages(body.messages),
+        messages=messages,
+        images=images,
         tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
         variables=template_variables(body.chat_template_kwargs, tokenizer),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
     )
-    return list(prompt.tokenize(tokenizer)[0].token_ids)
+    return list(prompt.tokenize(tokenizer, model.images)[0].token_ids)
 
 
 def _piece(token_id: int, tokenizer: Tokenizer) -> TokenPiece:

@@ -142,7 +142,7 @@ class GenerationSettings(BaseModel):
 class Modalities(BaseModel):
     """What a prompt may hold beside text."""
 
-    vision: Literal[False] = False
+    vision: bool = False
     audio: Literal[False] = False
 
 
@@ -199,6 +199,7 @@ async def properties(context: Context) -> Properties:
         chat_template=(tokenizer.default_chat_template if tokenizer else None) or "",
         bos_token=special_tokens.get("bos_token", ""),
         eos_token=special_tokens.get("eos_token", ""),
+        modalities=Modalities(vision="image" in context.model_info.input_modalities),
         build_info=f"jaxis {__version__}",
     )
 
@@ -232,6 +233,7 @@ def _card(name: str, entry: ModelEntry) -> ModelCard:
         root=entry.names.names[0] if variant is None else variant.source,
         parent=None if variant is None else entry.names.names[0],
         display_name=name,
+        input_modalities=list(info.input_modalities),
         capabilities=info.capabilities("reasoning"),
         quantization=info.weight_type or None,
         default_parameters={},

@@ -1,0 +1,46 @@
+"""The seam to what computes embeddings of prompts from something else than tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+
+from jaxis.engine.execution.programs import Programs
+from jaxis.prompts import EmbeddedInput
+
+
+class InputEncoder(Protocol):
+    """Encodes the inputs of prompts; the same input always to the same bits.
+
+    Attributes:
+      max_inputs: Most of a prompt.
+    """
+
+    max_inputs: int
+
+    def check(self, item: EmbeddedInput) -> None:
+        """Raises a RequestError for an input that it cannot encode."""
+        ...
+
+    def begin(self) -> None:
+        """A new engine loop, which has no sequences yet, takes the place of the one before."""
+        ...
+
+    def hold(self, inputs: Iterable[EmbeddedInput]) -> None:
+        """A sequence with these inputs waits to run; what is computed for it stays at hand until it lets go."""
+        ...
+
+    def let_go(self, inputs: Iterable[EmbeddedInput]) -> None:
+        """A sequence that held these inputs has ended."""
+        ...
+
+    def rows(self, item: EmbeddedInput, programs: Programs) -> np.ndarray:
+        """The input's embeddings, float32 [rows, E]; computed if they are not at hand, which waits for the devices.
+
+        Args:
+          item: The input, which `check` has passed.
+          programs: Run what computes them.
+        """
+        ...

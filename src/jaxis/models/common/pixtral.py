@@ -1,0 +1,217 @@
+"""Pixtral's vision transformer (arXiv:2410.07073), whose patches are rotated by row and column, and its projector."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxis.errors import ConfigError
+from jaxis.kernels.weights import matmul
+from jaxis.layers.leaves import linear, rms_norm
+from jaxis.layers.linear import DEFAULT_INIT
+from jaxis.layers.mlp import GatedMLP, activation_function
+from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.vision_tower import Patches
+
+_NORM_EPSILON = 1e-5
+_QUERY_CHUNK = 256  # patches whose scores are in memory at once
+
+
+class PixtralAttention(JaxModule):
+    """Attention of all patches of an image to each other.
+
+    Args:
+      scope: The layer's scope, with the tower's config.
+    """
+
+    def __init__(self, scope: LayerScope) -> None:
+        size: int = scope.config["hidden_size"]
+        self.num_heads: int = scope.config["num_attention_heads"]
+        into, out = ("heads", "embed"), ("embed", "heads")
+        self.q_proj = linear(scope / "q_proj", size, size, axes=into)
+        self.k_proj = linear(scope / "k_proj", size, size, axes=into)
+        self.v_proj = linear(scope / "v_proj", size, size, axes=into)
+        self.o_proj = linear(scope / "o_proj", size, size, axes=out)
+
+    def __call__(self, x: jax.Array, angles: jax.Array, num_patches: jax.Array) -> jax.Array:
+        """x [P, C], the first `num_patches` of which are seen, and angles [P, D / 2] -> [P, C]."""
+        heads = x.shape[0], self.num_heads, -1
+        cos, sin = jnp.cos(angles).astype(x.dtype)[:, None], jnp.sin(angles).astype(x.dtype)[:, None]
+        q = _rotate(self.q_proj(x).reshape(heads), cos, sin)
+        k = _rotate(self.k_proj(x).reshape(heads), cos, sin)
+        v = self.v_proj(x).reshape(heads)
+        hidden = jnp.arange(x.shape[0]) >= num_patches
+
+        def attend(q: jax.Array) -> jax.Array:
+            scores = jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+            weights = jax.nn.softmax(jnp.where(hidden, -jnp.inf, scores), axis=-1)
+            return jnp.einsum("hqk,khd->qhd", weights.astype(x.dtype), v)
+
+        chunk = math.gcd(_QUERY_CHUNK, x.shape[0])
+        chunks = jax.lax.map(attend, q.reshape(-1, chunk, *q.shape[1:]))
+        return self.o_proj(chunks.reshape(x.shape))
+
+
+class PixtralLayer(JaxModule):
+    """A pre-norm layer.
+
+    Args:
+      scope: The layer's scope, with the tower's config.
+    """
+
+    def __init__(self, scope: LayerScope) -> None:
+        self.attention_norm = rms_norm(scope, epsilon=_NORM_EPSILON)
+        self.attention = PixtralAttention(scope / "attention")
+        self.ffn_norm = rms_norm(scope, epsilon=_NORM_EPSILON)
+        activation = scope.config.get("hidden_act", "gelu")
+        self.feed_forward = GatedMLP(scope / "feed_forward", activation=activation)
+
+    def __call__(self, x: jax.Array, angles: jax.Array, num_patches: jax.Array) -> jax.Array:
+        """See `PixtralAttention`."""
+        x = x + self.attention(self.attention_norm(x), angles, num_patches)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class PixtralTransformer(JaxModule):
+    """The layers.
+
+    Args:
+      scope: The transformer's scope, with the tower's config.
+    """
+
+    def __init__(self, scope: LayerScope) -> None:
+        self.layers = [PixtralLayer(scope.layer(i)) for i in range(scope.config["num_hidden_layers"])]
+
+
+class PixtralTower(JaxModule):
+    """The vision transformer.
+
+    Args:
+      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
+    """
+
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        config.expect("model_type", "pixtral")
+        config.expect("num_channels", 3)
+        config.expect("attention_dropout", 0.0)
+        config.ignore("image_size", because="positions have no table; the processor limits the size")
+        self.patch_size: int = config["patch_size"]
+        self.hidden_size: int = config["hidden_size"]
+        self.head_dim = self.hidden_size // config["num_attention_heads"]
+        config.expect("head_dim", self.head_dim)
+        rope = config.read_object("rope_parameters") or {}
+        if rope.get("rope_type", "default") not in ("axial", "default"):
+            raise ConfigError(
+                f"{config.source}: the vision tower has rope_type={rope['rope_type']!r}, which is not known"
+            )
+        self.rope_theta = float(rope.get("rope_theta") or config.get("rope_theta", 10_000.0))
+        self.patch_conv = PatchConvolution(scope / "patch_conv", self.patch_size, self.hidden_size)
+        self.ln_pre = rms_norm(scope, epsilon=_NORM_EPSILON)
+        self.transformer = PixtralTransformer(scope / "transformer")
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """The patches -> [P, C], each as the last layer leaves it."""
+        x = self.ln_pre(self.patch_conv(patches.pixels))
+        angles = self._angles(patches.rows, patches.columns)
+        for layer in self.transformer.layers:
+            if calls_are_observed():
+                x = layer(x, angles, patches.num_patches)
+            else:
+                x = _run_layer(*nnx.split(layer), x, angles, patches.num_patches)
+        return x
+
+    def _angles(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
+        """[P, D / 2]: of the inverse frequencies, every other one is for rows, and the rest for columns."""
+        inverse = 1.0 / self.rope_theta ** (jnp.arange(0, self.head_dim, 2, dtype=jnp.float32) / self.head_dim)
+        by_rows = rows.astype(jnp.float32)[:, None] * inverse[0::2]
+        return jnp.concatenate([by_rows, columns.astype(jnp.float32)[:, None] * inverse[1::2]], axis=-1)
+
+
+class PatchConvolution(JaxModule):
+    """A convolution whose kernels do not overlap: a product with each patch.
+
+    Args:
+      scope: The layer's scope.
+      patch_size: Pixels of a side of a patch.
+      num_features: C.
+    """
+
+    def __init__(self, scope: LayerScope, patch_size: int, num_features: int) -> None:
+        shape = (num_features, 3, patch_size, patch_size)
+        self.weight = make_parameter(scope.rngs, DEFAULT_INIT, shape, scope.dtype, axes=(None,) * 4)
+
+    def __call__(self, pixels: jax.Array) -> jax.Array:
+        """pixels [P, patch * patch * 3], channels last -> [P, C]."""
+        weight = self.weight[...]
+        return matmul(pixels, weight.transpose(0, 2, 3, 1).reshape(weight.shape[0], -1))
+
+
+class PatchMerger(JaxModule):
+    """Neighbouring patches become one.
+
+    Args:
+      scope: The merger's scope.
+      num_features: C.
+      merge_size: Patches of a side of what becomes one.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int, merge_size: int) -> None:
+        self.num_merged = merge_size * merge_size
+        self.merging_layer = linear(
+            scope / "merging_layer", num_features * self.num_merged, num_features, axes=("embed", None)
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [P, C], those that are merged next to each other -> [P / merge_size ** 2, C]."""
+        grouped = x.reshape(-1, self.num_merged, x.shape[-1])
+        return self.merging_layer(grouped.swapaxes(1, 2).reshape(grouped.shape[0], -1))
+
+
+class PixtralProjector(JaxModule):
+    """From the tower's features to embeddings of the text.
+
+    Args:
+      scope: The projector's scope, with all of config.json.
+      num_features: C.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int) -> None:
+        config = scope.config
+        text = config["text_config"]
+        size, use_bias = text["hidden_size"], config.get("multimodal_projector_bias", False)
+        self.norm = rms_norm(scope, num_features, epsilon=text.get("rms_norm_eps", 1e-6))
+        self.merge_size: int = config.get("spatial_merge_size", 2)
+        self.patch_merger = PatchMerger(scope / "patch_merger", num_features, self.merge_size)
+        self.linear_1 = linear(scope / "linear_1", num_features, size, axes=("mlp", "embed"), use_bias=use_bias)
+        self.act = activation_function(config.get("projector_hidden_act", "gelu"))
+        self.linear_2 = linear(scope / "linear_2", size, size, axes=("embed", "mlp"), use_bias=use_bias)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [P, C] -> [P / merge_size ** 2, E]."""
+        return self.linear_2(self.act(self.linear_1(self.patch_merger(self.norm(x)))))
+
+
+def vision_scope(scope: LayerScope) -> LayerScope:
+    """The scope of a tower, whose config is the checkpoint's `vision_config`."""
+    model_config = dataclasses.replace(scope.vllm_config.model_config, hf_config=scope.config["vision_config"])
+    return dataclasses.replace(scope, vllm_config=dataclasses.replace(scope.vllm_config, model_config=model_config))
+
+
+# Equal layers are traced once.
+@jax.jit(static_argnums=0)
+def _run_layer(
+    graphdef: nnx.GraphDef[PixtralLayer], state: nnx.State, x: jax.Array, angles: jax.Array, num_patches: jax.Array
+) -> jax.Array:
+    return nnx.merge(graphdef, state)(x, angles, num_patches)
+
+
+def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """x [P, H, D] with its halves rotated by the angles of cos and sin, [P, 1, D / 2]."""
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

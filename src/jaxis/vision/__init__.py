@@ -1,0 +1,1 @@
+"""Images in prompts: decoded and resized here, encoded by a model's vision tower, and put in place of embeddings."""

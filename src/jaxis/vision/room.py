@@ -1,0 +1,270 @@
+"""The vision tower beside the text model: its room on the devices, and the images that it has encoded."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.engine.execution.device_room import DeviceRoom, RoomContents
+from jaxis.engine.execution.device_state import DeviceState
+from jaxis.engine.execution.executor import Executor
+from jaxis.engine.execution.model_arrays import bytes_on_devices
+from jaxis.engine.execution.program_context import ProgramContext, jit
+from jaxis.engine.execution.program_key import Compiled, RunsOn
+from jaxis.engine.execution.programs import Programs
+from jaxis.errors import RequestError
+from jaxis.host.byte_size import human_bytes
+from jaxis.host.extras import missing_module
+from jaxis.layers.module import JaxModule
+from jaxis.loading.open_checkpoint import TensorListing
+from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.vision_tower import VisionTower, pack_patches, packed_size, unpack_patches
+from jaxis.models.model_loader import construct_abstractly, load_model
+from jaxis.models.registry import model_class_of
+from jaxis.prompts import EmbeddedInput
+from jaxis.tokenizer import Tokenizer
+from jaxis.vision.processor import PixelScale, read_processor
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+
+MAX_IMAGES = 32
+"""Of a prompt, unless an engine is told otherwise."""
+_CACHE_BYTES = 256 * 2**20  # of images that no request has any more
+_SMALLEST_PADDED = 64
+
+
+class VisionRoom(DeviceRoom):
+    """The tower's weights.
+
+    Args:
+      config: The engine's, with all of config.json.
+      tower_class: The tower's.
+      pixel_scale: The processor's.
+      max_images: Most of a prompt.
+    """
+
+    text = "the weights of the vision tower (--limit-mm-per-prompt '{\"image\": 0}' leaves it out)"
+
+    def __init__(
+        self, config: VllmConfig, tower_class: type[VisionTower], pixel_scale: PixelScale, max_images: int
+    ) -> None:
+        self._config, self._tower_class = _config_of_tower(config, tower_class), tower_class
+        self._pixel_scale, self._max_images = pixel_scale, max_images
+
+    def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
+        """See `DeviceRoom`."""
+        del model
+        tower = construct_abstractly(self._config, check_config=False, model_class=self._tower_class)
+        # As if each device had all of it.
+        return sum(param.get_value().size for _, param in tower.named_parameters()) * np.dtype(dtype).itemsize
+
+    def fill(self, executor: Executor, note: Callable[[str], None]) -> RoomContents:
+        """See `DeviceRoom`."""
+        [stage] = executor.stages  # `vision_room` gives others none
+        tower = cast(VisionTower, load_model(self._config, stage.context.mesh, model_class=self._tower_class))
+        encoder = ImageEncoder(tower, self._pixel_scale, self._max_images, stage.context)
+        note(f"images: {human_bytes(encoder.num_bytes)} for the vision tower; see docs/images.md")
+        return RoomContents(inputs=encoder)
+
+
+def tower_class_of(hf_config: HFConfig) -> type[VisionTower] | None:
+    """The vision tower of a checkpoint's family; None: it has none here."""
+    model_class = model_class_of(hf_config)
+    return model_class.tower if issubclass(model_class, TextPart) else None
+
+
+def vision_room(
+    config: VllmConfig, tower_class: type[VisionTower], tokenizer: Tokenizer | None, max_images: int
+) -> VisionRoom | str:
+    """The room of a checkpoint's vision tower, or why it gets none.
+
+    Args:
+      config: The engine's; reading its keys is not reading them for the model.
+      tower_class: The family's.
+      tokenizer: The checkpoint's.
+      max_images: Most of a prompt.
+
+    Raises:
+      ConfigError: The tower or the processor asks for something that is not supported.
+    """
+    if missing_module("vision") is not None:
+        return "images need Pillow: pip install 'jaxis[vision]'"
+    folder = Path(config.model_config.model)
+    is_made_up = config.load_config.load_format == "dummy"
+    if not is_made_up and not (folder.is_dir() and any(map(tower_class.has_tensor, TensorListing(folder)))):
+        return "the checkpoint's files have no vision tower"
+    processor = read_processor(folder, tokenizer)
+    if processor is None:
+        return "the checkpoint has no preprocessor_config.json of an image processor that jaxis knows"
+    return VisionRoom(config, tower_class, processor.pixel_scale, max_images)
+
+
+class ImageEncoder:
+    """The `InputEncoder` of images: each is encoded once while a request with it runs, and for a while after.
+
+    Every image is encoded alone, so that its embeddings depend on nothing else. The host keeps them: steps take the
+    rows that they need.
+
+    Attributes:
+      max_inputs: See `InputEncoder`.
+      num_encoded: Images that were encoded.
+
+    Args:
+      tower: Loaded.
+      pixel_scale: The processor's.
+      max_images: Most of a prompt.
+      context: Of the text model.
+    """
+
+    def __init__(self, tower: VisionTower, pixel_scale: PixelScale, max_images: int, context: ProgramContext) -> None:
+        self.max_inputs, self.num_encoded = max_images, 0
+        self._scale, self._dtype = pixel_scale, context.model.hidden_states.dtype
+        self.patch_size, self.merge_size = tower.patch_size, tower.merge_size
+        self._graphdef, state = nnx.split(tower)
+        self.arrays, self._treedef = jax.tree.flatten(state)
+        self._uses: Counter[bytes] = Counter()  # of sequences, by digest
+        self._held: dict[bytes, np.ndarray] = {}  # by digest: embeddings of images that sequences have
+        self._unused: OrderedDict[bytes, np.ndarray] = OrderedDict()  # the others, least recently used first
+        self._unused_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tower on all devices together."""
+        return bytes_on_devices(self.arrays)
+
+    def check(self, item: EmbeddedInput) -> None:
+        """See `InputEncoder`."""
+        side = self.patch_size * self.merge_size
+        is_image = len(item.shape) == 3 and item.shape[2] == 3 and len(item.data) == math.prod(item.shape)
+        if not is_image or min(item.shape) < 1 or item.shape[0] % side or item.shape[1] % side:
+            raise RequestError(f"an image of shape {list(item.shape)} is not one that the model's processor makes")
+        if item.shape[0] * item.shape[1] // side**2 != len(item.rows):
+            raise RequestError("an image has another number of embeddings than there are tokens for it")
+
+    def begin(self) -> None:
+        """See `InputEncoder`."""
+        self._uses.clear()
+        for digest in list(self._held):
+            self._keep(digest, self._held.pop(digest))
+
+    def hold(self, inputs: Iterable[EmbeddedInput]) -> None:
+        """See `InputEncoder`."""
+        for item in inputs:
+            self._uses[item.digest] += 1
+            if (rows := self._unused.pop(item.digest, None)) is not None:
+                self._unused_bytes -= rows.nbytes
+                self._held[item.digest] = rows
+
+    def let_go(self, inputs: Iterable[EmbeddedInput]) -> None:
+        """See `InputEncoder`."""
+        for item in inputs:
+            self._uses[item.digest] -= 1
+            if not self._uses[item.digest]:
+                del self._uses[item.digest]
+                if (rows := self._held.pop(item.digest, None)) is not None:
+                    self._keep(item.digest, rows)
+
+    def rows(self, item: EmbeddedInput, programs: Programs) -> np.ndarray:
+        """See `InputEncoder`."""
+        rows = self._held.get(item.digest)
+        if rows is None:
+            rows = self._held[item.digest] = self._encode(item, programs)
+        return rows
+
+    def _encode(self, item: EmbeddedInput, programs: Programs) -> np.ndarray:
+        pixels = np.frombuffer(item.data, np.uint8).reshape(item.shape)
+        num_padded = _padded(pixels.shape[0] * pixels.shape[1] // self.patch_size**2)
+        packed = pack_patches(pixels, self.patch_size, self.merge_size, num_padded)
+        encoded = np.asarray(programs.run(EncodeKey(self, num_padded), packed), np.float32)
+        self.num_encoded += 1
+        return encoded[: len(item.rows)].copy()
+
+    def _keep(self, digest: bytes, rows: np.ndarray) -> None:
+        """Keeps what no sequence holds any more, while there is room."""
+        self._unused[digest] = rows
+        self._unused_bytes += rows.nbytes
+        while self._unused_bytes > _CACHE_BYTES:
+            self._unused_bytes -= self._unused.popitem(last=False)[1].nbytes
+
+    def encode(self, arrays: list[jax.Array], packed: jax.Array, num_padded: int) -> jax.Array:
+        """The tower over a packed image, inside a jitted function: float32 [num_padded / merge_size ** 2, E]."""
+        patches = unpack_patches(packed, self.patch_size, num_padded)
+        by_channel = patches.pixels.reshape(num_padded, -1, 3).astype(jnp.float32)
+        mean, std = (jnp.asarray(each, jnp.float32) for each in (self._scale.mean, self._scale.std))
+        scaled = (by_channel * jnp.float32(self._scale.factor) - mean) / std
+        tower: Any = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, arrays))
+        rows = tower(patches._replace(pixels=scaled.reshape(num_padded, -1).astype(self._dtype)))
+        return rows.astype(jnp.float32)
+
+
+@dataclass(frozen=True)
+class EncodeKey:
+    """The tower over one image of at most `num_patches` patches.
+
+    (arrays, packed image i32) -> float32 [num_patches / merge_size ** 2, E].
+    """
+
+    encoder: ImageEncoder
+    num_patches: int
+
+    runs_on = RunsOn.LAST_STAGE
+    num_tokens = 0
+    result_tree = 0
+
+    @property
+    def description(self) -> str:
+        """See `ProgramKey`."""
+        return f"an image of {self.num_patches} patches"
+
+    def lower(self, context: ProgramContext) -> jax.stages.Lowered:
+        """See `ProgramKey`."""
+        encoder, num_patches = self.encoder, self.num_patches
+
+        def encode(arrays: list[jax.Array], packed: jax.Array) -> jax.Array:
+            return encoder.encode(arrays, packed, num_patches)
+
+        packed = context.int32(packed_size(num_patches, encoder.patch_size))
+        return jit(encode, out_shardings=context.replicated).lower(encoder.arrays, packed)
+
+    def run(self, program: Compiled, state: DeviceState, packed: np.ndarray) -> jax.Array:
+        """See `ProgramKey`; `packed` is what `pack_patches` returns."""
+        del state
+        return program(self.encoder.arrays, packed)
+
+
+def _padded(num_patches: int) -> int:
+    """A power of two, or 1.5 times one: programs for few numbers of patches."""
+    power = max(1 << (num_patches - 1).bit_length(), _SMALLEST_PADDED)
+    return power * 3 // 4 if power > _SMALLEST_PADDED and num_patches <= power * 3 // 4 else power
+
+
+def _config_of_tower(config: VllmConfig, tower_class: type[VisionTower]) -> VllmConfig:
+    """The engine's configuration with the keys of config.json that are about the tower, none of which may be unread."""
+    hf_config = config.model_config.hf_config
+    values, chosen = hf_config.to_dict(), {}
+    for dotted in tower_class.config_keys:
+        *parents, key = dotted.split(".")
+        source, target = values, chosen
+        for parent in parents:
+            source, target = source.get(parent) or {}, target.setdefault(parent, {})
+        if key in source:
+            target[key] = source[key]
+    chosen_config = HFConfig(chosen, source=hf_config.source)
+    model_config = dataclasses.replace(config.model_config, hf_config=chosen_config)
+    load_config = dataclasses.replace(config.load_config, tensor_changes=None, prediction_layer=False)
+    return dataclasses.replace(
+        config, model_config=model_config, load_config=load_config, quant_config=None, speculative_config=None
+    )

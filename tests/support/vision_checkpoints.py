@@ -1,0 +1,113 @@
+"""Tiny checkpoints with a random vision tower, a tokenizer with an image's tokens, and the files of its processor."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from PIL import Image
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from transformers.models.pixtral import image_processing_pil_pixtral
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+PATCH, MERGE, LONGEST = 4, 2, 64
+# Each text is what it says; an image is its placeholder.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}[INST]"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}[IMG]{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}[/INST]"
+    "{% else %}{{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+_SPECIAL = ("<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
+
+
+_TEXT = {
+    **{"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048},
+}
+_PIXTRAL = {
+    **{"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "image_size": LONGEST, "patch_size": PATCH, "hidden_act": "silu"},
+}
+
+
+def write_mistral3(folder: Path) -> transformers.PreTrainedModel:
+    """Fills a folder with a Mistral Small 3.1 of two layers; returns the reference, with every parameter random."""
+    config = transformers.Mistral3Config(
+        text_config=_TEXT | {"model_type": "mistral", "sliding_window": None},
+        vision_config=_PIXTRAL,
+        image_token_index=_id("[IMG]"),
+        spatial_merge_size=MERGE,
+        tie_word_embeddings=False,
+    )
+    write_tokenizer(folder)
+    write_processor(folder)
+    return _write_model(folder, config)
+
+
+def _write_model(folder: Path, config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
+    torch.manual_seed(0)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForImageTextToText.from_config(config).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(("norm" in name or "ln_pre" in name) + 0.2 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return model
+
+
+_PIXTRAL_PROCESSOR = {
+    **{"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"},
+    **{"processor_class": "PixtralProcessor", "patch_size": PATCH, "spatial_merge_size": MERGE},
+}
+
+
+def write_processor(folder: Path, processor: dict[str, Any] = _PIXTRAL_PROCESSOR) -> None:
+    """The two files of a processor."""
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+    (folder / "preprocessor_config.json").write_text(json.dumps(reference_processor().to_dict(), default=list))
+
+
+def reference_processor() -> PixtralImageProcessorPil:
+    """What resizes images in transformers, as a Mistral 3 processor calls it."""
+    return PixtralImageProcessorPil(size={"longest_edge": LONGEST}, patch_size={"height": 8, "width": 8})
+
+
+def processor_class(family: str, name: str) -> Any:
+    """A processor of transformers, whose module wants torchvision for a function that is elsewhere, too."""
+    sys.modules.setdefault("transformers.models.pixtral.image_processing_pixtral", image_processing_pil_pixtral)
+    return getattr(importlib.import_module(f"transformers.models.{family}.processing_{family}"), name)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A tokenizer whose tokens are bytes and special tokens."""
+    backend = tokenizers.Tokenizer(models.BPE(vocab=_vocabulary(), merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in _SPECIAL])
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    settings |= {"clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def random_image(width: int, height: int, seed: int = 0, mode: str = "RGB") -> Image.Image:
+    """An image of smooth noise."""
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+
+
+def _vocabulary() -> dict[str, int]:
+    return {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+
+
+def _id(token: str) -> int:
+    return len(_vocabulary()) + _SPECIAL.index(token)
