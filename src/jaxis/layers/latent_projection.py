@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -125,7 +125,7 @@ class LatentUpProjection(JaxLinear):
 
     def take_packed(self, key_weight: PackedWeight | None, value_weight: PackedWeight | None) -> None:
         """Has these instead of `weight`; None: they are yet to come."""
-        self.key_weight, self.value_weight = nnx.Param(key_weight), nnx.Param(value_weight)
+        self.key_weight, self.value_weight = (nnx.Param(cast(Any, each)) for each in (key_weight, value_weight))
         del self.weight
 
     def packed_heads(self, weight: PackedWeight, dtype: DTypeLike | None = None) -> tuple[PackedWeight, PackedWeight]:

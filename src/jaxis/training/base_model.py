@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+import numpy.typing as npt
 from jax.typing import DTypeLike
 
 from jaxis.config import LoadConfig, ModelConfig, VllmConfig
@@ -100,7 +102,7 @@ class BaseModel:
         config = ModelConfig(str(self.path), self.hf_config, dtype=self.compute_dtype, max_model_len=self.context)
         return abstract_model(VllmConfig(config, quant_config=self._quantization()), make_mesh())
 
-    def check_ids(self, ids: Sequence[int], where: str) -> None:
+    def check_ids(self, ids: npt.ArrayLike, where: str) -> None:
         """Raises ConfigError if the model's vocabulary ends before one of the tokens.
 
         Args:
@@ -108,7 +110,7 @@ class BaseModel:
           where: The row that they are of.
         """
         size = self.hf_config.get_text_config().get("vocab_size")
-        if size is not None and (largest := int(max(ids, default=0))) >= size:
+        if size is not None and (largest := int(np.max(ids, initial=0))) >= size:
             text = self.tokenizer.decode([largest], skip_special_tokens=False)
             raise ConfigError(
                 f"{where}: has token {largest}, {text!r}, of the tokenizer of {self.path}, whose model has a "

@@ -11,6 +11,7 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -113,7 +114,7 @@ class EngineWeights:
                 packed |= {_PACKED + part: each for part, each in zip(_parts_of_heads(name), heads, strict=True)}
             elif isinstance(weight, PackedWeight):
                 packed[_PACKED + name] = weight
-            elif not isinstance(weight, jax.Array):
+            elif not isinstance(weight, jax.Array | np.ndarray):
                 raise ConfigError(
                     f"training.forward_pass='engine' cannot be honoured: the engine has {name} as {weight.storage}, "
                     "which is not packed; give plain"

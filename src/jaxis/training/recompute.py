@@ -76,5 +76,6 @@ def recomputed(function: Callable[..., Any], axis_name: str | None, *arguments: 
 
 def _instantiated(cotangent: Any) -> Any:
     if isinstance(cotangent, SymbolicZero):
-        return np.zeros(cotangent.shape, cotangent.dtype)
+        zero: Any = cotangent
+        return np.zeros(zero.shape, zero.dtype)
     return cotangent

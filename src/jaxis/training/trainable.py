@@ -143,6 +143,8 @@ class _AllWeights:
 class _AllWeightsInEngine(_AllWeights):
     """All float parameters, beside what the engine has of them; see `Trainable`."""
 
+    frozen: Values
+
     def _floats(self) -> BaseModel:
         # A quantization that is asked for is the engine's.
         return dataclasses.replace(self._base, quantization=None)

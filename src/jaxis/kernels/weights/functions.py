@@ -237,7 +237,8 @@ def _packed_experts(num_experts: int, gated_unit: GatedUnit, scales_input: bool)
     """`experts` of weights and biases of packed stacks; its derivative is that of products of what these stand for."""
 
     def stacks_of(weights: Sequence[Any], biases: Sequence[Any]) -> ExpertStacks:
-        return ExpertStacks(*weights, *biases, num_experts, gated_unit, scales_input)
+        (gate, up, down), (gate_bias, up_bias, down_bias) = weights, biases
+        return ExpertStacks(gate, up, down, gate_bias, up_bias, down_bias, num_experts, gated_unit, scales_input)
 
     def kernel(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, weights: Any, biases: Any) -> jax.Array:
         _, up, _ = weights

@@ -139,7 +139,7 @@ class _Parts:
             with open_checkpoint(base.path) as checkpoint:
                 modules = {name.rpartition(".")[0] for name in checkpoint.names()}
             adapters = self._adapters = choose_layers(model, config.peft, modules)
-            self.trained: Trained = jax.eval_shape(lambda: adapters.initial(0))
+            self.trained: Mapping[str, Any] = jax.eval_shape(lambda: adapters.initial(0))
             self.frozen: Values = values
         else:
             floats = {name: value for name, value in values.items() if is_float(value)}
