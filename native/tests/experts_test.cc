@@ -68,7 +68,8 @@ std::vector<float> run(const Block& b, const std::vector<float>& x, const Routed
   std::vector<float> out(x.size(), std::nanf(""));
   const int64_t slots = tokens == 0 ? 1 : static_cast<int64_t>(routed.ids.size()) / tokens;
   kernels().experts({x.data(), routed.ids.data(), routed.weights.data(), tokens, slots, b.gate.num, b.gate.matrices(),
-                     b.up.matrices(), b.down.matrices(), b.quantize, b.activation, kAlpha, kLimit, out.data()},
+                     b.up.matrices(), b.down.matrices(), b.quantize, b.activation, kAlpha, kLimit, nullptr, nullptr,
+                     out.data(), nullptr},
                     pool);
   return out;
 }
@@ -225,6 +226,51 @@ TEST(experts, have_biases_and_a_clamped_activation) {
 TEST(experts, have_biases_and_a_capped_activation) {
   check_biases_and(Activation::kCappedSwiglu, [](double gate, double up) {
     return std::min<double>(gate / (1.0 + std::exp(-gate)), kLimit) * std::clamp<double>(up, -kLimit, kLimit);
+  });
+}
+
+TEST(experts, take_addends_and_hand_out_what_down_gets) {
+  ThreadPool threads(4);
+  constexpr int64_t kTokens = 50, kSlots = 3, kNum = 5;
+  for_each_way([&](const WeightFormat& format, bool quantize, const std::string& name) {
+    Block block = make_block(format, kNum, 64, 128, true);
+    block.quantize = quantize;
+    const std::vector<float> x = normal(kTokens * block.size, 1);
+    Routed routed = route(kTokens, kSlots, kNum, 2);
+    routed.ids[4] = -1;
+    const std::vector<float> with_biases = run(block, x, routed, threads.pool());
+
+    const auto addends = [&](Stack& stack) {
+      std::vector<float> out(kTokens * kSlots * block.hidden, std::nanf(""));
+      for (int64_t i = 0; i < kTokens * kSlots; ++i) {
+        if (routed.ids[i] < 0) continue;
+        std::copy_n(&stack.bias[routed.ids[i] * block.hidden], block.hidden, &out[i * block.hidden]);
+      }
+      stack.bias.clear();
+      return out;
+    };
+    const std::vector<float> of_gate = addends(block.gate), of_up = addends(block.up);
+    std::vector<float> out(x.size(), std::nanf("")), hidden(of_up.size(), std::nanf(""));
+    kernels().experts({x.data(), routed.ids.data(), routed.weights.data(), kTokens, kSlots, kNum, block.gate.matrices(),
+                       block.up.matrices(), block.down.matrices(), quantize, block.activation, kAlpha, kLimit,
+                       of_gate.data(), of_up.data(), out.data(), hidden.data()},
+                      threads.pool());
+    CHECK(out == with_biases, name);
+
+    std::vector<float> again(x.size(), 0.0f);
+    for (int64_t t = 0; t < kTokens; ++t) {
+      for (const int64_t i : in_order(routed, t * kSlots, kSlots, kNum)) {
+        const int32_t e = routed.ids[i];
+        const std::vector<float> y = multiply(&hidden[i * block.hidden], block.down.format, {block.down.of(e)},
+                                              block.size, quantize, Activation::kNone);
+        for (int64_t c = 0; c < block.size; ++c) {
+          const float weighted = routed.weights[i] * (y[c] + block.down.bias[e * block.size + c]);
+          again[t * block.size + c] += weighted;
+        }
+      }
+    }
+    CHECK(again == out, name);
+    for (int64_t h = 0; h < block.hidden; ++h) CHECK(hidden[4 * block.hidden + h] == 0.0f, name, h);
   });
 }
 
