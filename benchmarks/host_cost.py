@@ -53,7 +53,7 @@ class IdlePrograms:
             bytes_per_slot=0,
         )
         # Without layers.
-        model = SimpleNamespace(model=None)
+        model = SimpleNamespace(model=None, hidden_states=np.zeros((1, 1), np.float32))
         context = SimpleNamespace(ranks=SimpleNamespace(num_ranks=num_ranks), variants=None, model=model)
         stage = SimpleNamespace(is_native=False, context=context)
         self.executor = SimpleNamespace(plan=plan, num_stages=1, stages=[stage])

@@ -68,6 +68,7 @@ def blocks_of(llm, tokens):
         variant=b"",
         grammar=None,
         reads_prediction=False,
+        inputs=(),
     )
     blocks = llm.engine.scheduler.block_manager
     digests = blocks.prompt_digests(request.completions[0].sequence)

@@ -46,6 +46,7 @@ class FakeEngine:
             num_stages=1,
             last_compile_wait=None,
             variants=None,
+            inputs=None,
             models=[JaxModule()],
         )
         self.before_step = lambda: None
@@ -69,7 +70,9 @@ class FakeEngine:
         rank = types.SimpleNamespace(num_running=len(self.requests), num_waiting=0, block_manager=blocks)
         return types.SimpleNamespace(**vars(rank), ranks=(rank,))
 
-    def add_request(self, request_id, prompt_token_ids, params, *, priority, client, cache_salt, variant, grammar):
+    def add_request(
+        self, request_id, prompt_token_ids, params, *, priority, client, cache_salt, variant, grammar, inputs=()
+    ):
         if not prompt_token_ids:
             raise RequestError("the prompt is empty: give at least one token")
         if prompt_token_ids == [13]:
