@@ -228,8 +228,9 @@ EXPERTS = [
 ]
 
 
-# In float32, no native kernel takes these experts; XLA's products depend on the number of rows, without adapters too.
-UNPACKED = ("GPT-OSS", "Llama 4")
+# Heads of 24 elements here, not of a multiple of 16 as published: for those there is no native attention, and bits
+# depend on the rest of the batch without adapters, too.
+NOT_INVARIANT = ("GPT-OSS", "Llama 4")
 
 
 @pytest.mark.parametrize("name", quick_rows(EXPERTS, ["Qwen3 MoE"]))
@@ -267,7 +268,7 @@ def test_adapters_of_experts_compute_what_pefts_do_merged_and_by_request(name, t
         llm.engine.reset_prefix_cache()
         together = llm.generate([TOKENS] * 3, GREEDY, lora_request=requests, progress=False)
     completions = [output.outputs[0] for output in alone]
-    if name not in UNPACKED:
+    if name not in NOT_INVARIANT:
         assert [output.outputs[0].logprobs for output in together] == [each.logprobs for each in completions]
     with torch.no_grad():
         logits = [

@@ -84,7 +84,7 @@ def files_of(output):
     return {
         path.relative_to(output).as_posix(): path.read_bytes()
         for path in sorted(output.rglob("*"))
-        if path.is_file() and path.name != "metrics.jsonl"
+        if path.is_file() and path.name not in ("metrics.jsonl", "report.html")
     }
 
 
