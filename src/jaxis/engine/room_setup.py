@@ -11,7 +11,7 @@ from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.opened_model import OpenedModel
 from jaxis.lora.room import AdapterRoom
 from jaxis.tokenizer import Tokenizer
-from jaxis.vision.room import MAX_IMAGES, tower_class_of, vision_room
+from jaxis.vision.room import vision_room
 
 
 def device_room(
@@ -31,13 +31,7 @@ def device_room(
     rooms, notes = list[DeviceRoom](), list[str]()
     if args.enable_lora:
         rooms.append(AdapterRoom(args))
-    vision = None
-    max_images = (args.limit_mm_per_prompt or {}).get("image", MAX_IMAGES)
-    if max_images and (tower_class := tower_class_of(opened.hf_config)) is not None:
-        if args.pipeline_parallel_size > 1 or args.nnodes > 1:
-            vision = "images do not combine with pipeline stages or several hosts"
-        else:
-            vision = vision_room(make_config(args), tower_class, tokenizer, max_images)
+    vision = vision_room(args, opened.hf_config, tokenizer, make_config)
     if isinstance(vision, str):
         notes.append(vision)
     elif vision is not None:

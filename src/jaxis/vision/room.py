@@ -39,6 +39,7 @@ from jaxis.vision.processor import PixelScale, read_processor
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
+    from jaxis.engine.arguments import EngineArgs
 
 MAX_IMAGES = 32
 """Of a prompt, unless an engine is told otherwise."""
@@ -80,26 +81,31 @@ class VisionRoom(DeviceRoom):
         return RoomContents(inputs=encoder)
 
 
-def tower_class_of(hf_config: HFConfig) -> type[VisionTower] | None:
-    """The vision tower of a checkpoint's family; None: it has none here."""
-    model_class = model_class_of(hf_config)
-    return model_class.tower if issubclass(model_class, TextPart) else None
-
-
 def vision_room(
-    config: VllmConfig, tower_class: type[VisionTower], tokenizer: Tokenizer | None, max_images: int
-) -> VisionRoom | str:
-    """The room of a checkpoint's vision tower, or why it gets none.
+    args: EngineArgs,
+    hf_config: HFConfig,
+    tokenizer: Tokenizer | None,
+    make_config: Callable[[EngineArgs], VllmConfig],
+) -> VisionRoom | str | None:
+    """The room of a checkpoint's vision tower, or why it gets none; None where none is asked for.
 
     Args:
-      config: The engine's; reading its keys is not reading them for the model.
-      tower_class: The family's.
+      args: The engine's.
+      hf_config: The checkpoint's.
       tokenizer: The checkpoint's.
-      max_images: Most of a prompt.
+      make_config: Makes the engine's configuration; reading its keys is not reading them for the model.
 
     Raises:
       ConfigError: The tower or the processor asks for something that is not supported.
     """
+    max_images = (args.limit_mm_per_prompt or {}).get("image", MAX_IMAGES)
+    model_class = model_class_of(hf_config)
+    tower_class = model_class.tower if issubclass(model_class, TextPart) else None
+    if not max_images or tower_class is None:
+        return None
+    if args.pipeline_parallel_size > 1 or args.nnodes > 1:
+        return "images do not combine with pipeline stages or several hosts"
+    config = make_config(args)
     if missing_module("vision") is not None:
         return "images need Pillow: pip install 'jaxis[vision]'"
     folder = Path(config.model_config.model)

@@ -223,13 +223,12 @@ def experts(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stac
     Returns:
       [T, E] in x's type.
     """
-    if isinstance(stacks.up, PackedWeight) and stacks.additions is not None:
+    if not isinstance(stacks.up, PackedWeight):
+        return experts_by_groups(x, expert_ids, expert_weights, stacks)
+    if stacks.additions is not None:
         return stacks.up.experts(x, expert_ids, expert_weights, stacks)  # which nothing differentiates
-    if isinstance(stacks.up, PackedWeight):
-        constants = {name: getattr(stacks, name) for name in ("num_experts", "gated_unit", "scales_input")}
-        kernel = _packed_experts(*constants.values())
-        return kernel(x, expert_ids, expert_weights, stacks.weights, stacks.biases)
-    return experts_by_groups(x, expert_ids, expert_weights, stacks)
+    kernel = _packed_experts(stacks.num_experts, stacks.gated_unit, stacks.scales_input)
+    return kernel(x, expert_ids, expert_weights, stacks.weights, stacks.biases)
 
 
 @functools.cache
