@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from jaxis.tokenizer.chat_messages import MessageOrder, arrange_messages
+from jaxis.tokenizer.chat_messages import MessageOrder, arrange_messages, move_tool_images
 from jaxis.tokenizer.chat_template import render_chat_template
 from tests.support.agent_templates import AGENT_TEMPLATES
 
@@ -93,4 +93,32 @@ def test_messages_join_the_one_before_where_they_must():
     ]
     assert arrange_messages([SYSTEM, USER], order_of("no_system")) == [
         {"role": "user", "content": "Be brief.\n\nHello?"}
+    ]
+
+
+# Writes images in the messages that it is told of, and contents that are lists elsewhere as Python shows them.
+SEES = (
+    "{% for message in messages %}<{{ message.role }}>{% if message.content is string or message.role not in ROLES %}"
+    "{{ message.content }}{% else %}{% for part in message.content %}{{ part.text if part.text else '<image>' }}"
+    "{% endfor %}{% endif %}{% endfor %}"
+)
+IMAGES = [{"type": "image", "image": f"data:{i}"} for i in range(2)]
+
+
+def moved(roles, messages, **order):
+    order = MessageOrder(**{**vars(order_of("chatml")), **order})
+    return move_tool_images(messages, SEES.replace("ROLES", repr(roles)), SPECIAL_TOKENS, order)
+
+
+def test_images_of_results_stand_where_the_template_writes_them():
+    texts = [{"type": "text", "text": "It is"}, {"type": "text", "text": "there."}]
+    results = [{**RESULT, "content": [texts[0], image, texts[1]]} for image in IMAGES]
+    messages = [USER, CALLING, *results, MORE_USER]
+    assert moved(("user", "tool"), messages) == messages
+    without = [{**RESULT, "content": "It is\nthere."}] * 2
+    shown = {"role": "user", "content": IMAGES}
+    assert moved(("user",), messages) == [USER, CALLING, *without, shown, MORE_USER]
+    assert moved(("user",), messages[:-1]) == [USER, CALLING, *without, shown]
+    assert moved(("user",), messages, user_after_tool=False) == [
+        *(USER, CALLING, *without, {"role": "assistant", "content": "Show me the image."}, shown, MORE_USER)
     ]

@@ -1,10 +1,13 @@
-"""Images in chat completions of a server, and on their way to an engine's process."""
+"""Images in each protocol of a server, and on their way to an engine's process."""
 
 import base64
 import io
 
+import anthropic
 import httpx
 import numpy as np
+import ollama
+import openai
 import pytest
 
 from jaxis import LLM, SamplingParams
@@ -39,42 +42,208 @@ def body(url, role="user", text="What is it?"):
     return {"messages": [{"role": role, "content": parts}], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 
-def test_chat_completions_take_images(folder):
-    image = random_image(40, 24)
+@pytest.fixture(scope="module")
+def server(folder):
     built = build_engine(EngineArgs(str(folder), kv_cache_memory="2MiB", **SIZES), ProgressDisplay(False))
-    try:
-        with serving(built) as server, httpx.Client(base_url=server.url, timeout=60) as client:
-            answers = [client.post("/v1/chat/completions", json=body(data_url(image))).json() for _ in range(2)]
-            refused = [
-                client.post("/v1/chat/completions", json=wrong)
-                for wrong in (
-                    body("https://example.com/a.png"),
-                    body(str(folder / "config.json")),
-                    body("data:image/png;base64,aGFsbG8="),
-                    body(data_url(image), role="system"),
-                    body(data_url(image), text="[IMG]"),
-                )
-            ]
-            tokens = client.post("/tokenize", json={"messages": body(data_url(image))["messages"]}).json()
-            card = client.get("/v1/models").json()["data"][0]
-    finally:
-        built.engine.close()
+    with serving(built) as server:
+        yield server
+    built.engine.close()
+
+
+@pytest.fixture
+def http(server):
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """Answers conversations without a server."""
     with LLM(str(folder), kv_cache_memory="2MiB", show_progress=False, **SIZES) as llm:
-        parts = [{"type": "text", "text": "What is it?"}, {"type": "image", "image": image}]
-        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-        [expected] = llm.chat([{"role": "user", "content": parts}], params)
-    for answer in answers:
-        assert answer["choices"][0]["message"]["content"] == expected.outputs[0].text
-        assert answer["usage"]["prompt_tokens"] == len(expected.prompt_token_ids) == tokens["count"]
+        params = SamplingParams(temperature=0, max_tokens=8)
+        yield lambda messages: llm.chat(messages, params)[0]
+
+
+def base64_of(image):
+    return data_url(image).partition(",")[2]
+
+
+def answers_of(server, turns):
+    """What the API clients of each protocol get for a conversation of `tool_turns` or of a question: texts by name.
+
+    Args:
+      server: The server.
+      turns: Protocol -> the conversation in its words.
+    """
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+        chat = client.chat.completions.create(model="", messages=turns["chat"], max_tokens=8, temperature=0)
+        items = client.responses.create(model="", input=turns["responses"], max_output_tokens=8, temperature=0)
+    with anthropic.Anthropic(base_url=server.url, api_key="x") as client:
+        request = {"model": chat.model, "messages": turns["messages"]}
+        message = client.messages.create(**request, max_tokens=8, extra_body={"temperature": 0})
+        counted = client.messages.count_tokens(**request).input_tokens
+    told = ollama.Client(server.url).chat(
+        chat.model, turns["ollama"], options={"num_predict": 8, "temperature": 0}, stream=False
+    )
+    lengths = [chat.usage.prompt_tokens, items.usage.input_tokens, counted, told.prompt_eval_count]
+    lengths.append(message.usage.input_tokens + message.usage.cache_read_input_tokens)
+    assert len(set(lengths)) == 1
+    text = "".join(block.text for block in message.content)
+    return lengths[0], [chat.choices[0].message.content, items.output_text, text, told.message.content]
+
+
+def test_each_protocol_takes_images(server, expected):
+    image = random_image(40, 24, seed=1)
+    texts = [{"type": "text", "text": "What is it?"}]
+    source = {"type": "base64", "media_type": "image/png", "data": base64_of(image)}
+    items = [{"type": "input_image", "image_url": data_url(image), "detail": "auto"}]
+    turns = {
+        "chat": [{"type": "image_url", "image_url": {"url": data_url(image)}}, *texts],
+        "responses": [*items, {"type": "input_text", "text": "What is it?"}],
+        "messages": [{"type": "image", "source": source}, *texts],
+    }
+    messages = {kind: [{"role": "user", "content": content}] for kind, content in turns.items()}
+    messages["ollama"] = [{"role": "user", "content": "What is it?", "images": [base64_of(image)]}]
+    output = expected([{"role": "user", "content": [{"type": "image", "image": image}, *texts]}])
+    num_tokens, answers = answers_of(server, messages)
+    assert num_tokens == len(output.prompt_token_ids)
+    client = ollama.Client(server.url)
+    options = {"num_predict": 8, "temperature": 0}
+    [model] = client.list().models
+    generated = client.generate(model.model, "What is it?", images=[base64_of(image)], options=options)
+    assert {*answers, generated.response} == {output.outputs[0].text}
+    assert "vision" in client.show(model.model).capabilities
+
+
+def test_results_of_tools_have_images(server, expected):
+    """This model's template writes no images there: they come in a message of their own, after all results."""
+    images = [random_image(24, 40, seed=2), random_image(16, 16, seed=3)]
+    urls, sources = list(map(data_url, images)), [base64_of(image) for image in images]
+    question, done = {"role": "user", "content": "Look."}, {"role": "user", "content": "And?"}
+    calls = [{"id": f"abcde123{i}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in "45"]
+    of_ollama = [{"function": {"name": "f", "arguments": {}}}] * 2
+    results = [{"type": "text", "text": "Here."}, {"type": "text", "text": "There."}]
+    blocks = [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": x}} for x in sources]
+    turns = {
+        "chat": [
+            question,
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            *(
+                {
+                    "role": "tool",
+                    "tool_call_id": call["id"],
+                    "content": [text, {"type": "image_url", "image_url": {"url": url}}],
+                }
+                for call, text, url in zip(calls, results, urls, strict=True)
+            ),
+            done,
+        ],
+        "responses": [
+            question,
+            *({"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls),
+            *(
+                {
+                    "type": "function_call_output",
+                    "call_id": call["id"],
+                    "output": [{**text, "type": "input_text"}, {"type": "input_image", "image_url": url}],
+                }
+                for call, text, url in zip(calls, results, urls, strict=True)
+            ),
+            done,
+        ],
+        "messages": [
+            question,
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": call["id"], "name": "f", "input": {}} for call in calls],
+            },
+            {
+                "role": "user",
+                "content": [
+                    *(
+                        {"type": "tool_result", "tool_use_id": call["id"], "content": [text, block]}
+                        for call, text, block in zip(calls, results, blocks, strict=True)
+                    ),
+                    {"type": "text", "text": "And?"},
+                ],
+            },
+        ],
+        "ollama": [
+            question,
+            {"role": "assistant", "content": "", "tool_calls": of_ollama},
+            *(
+                {"role": "tool", "tool_name": "f", "content": text["text"], "images": [source]}
+                for text, source in zip(results, sources, strict=True)
+            ),
+            done,
+        ],
+    }
+    output = expected(
+        [
+            question,
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "content": "Here."},
+            {"role": "tool", "content": "There."},
+            {"role": "user", "content": [{"type": "image", "image": image} for image in images]},
+            done,
+        ]
+    )
+    num_tokens, answers = answers_of(server, turns)
+    assert num_tokens == len(output.prompt_token_ids)
+    assert set(answers) == {output.outputs[0].text}
+
+
+def test_chat_completions_take_images(http, folder):
+    image = random_image(40, 24)
+    answers = [http.post("/v1/chat/completions", json=body(data_url(image))).json() for _ in range(2)]
+    assert answers[0]["choices"] == answers[1]["choices"]
     assert answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
-    assert [response.status_code for response in refused] == [400] * 5
-    messages = [response.json()["error"]["message"] for response in refused]
-    for message, part in zip(
-        messages, ("fetched", "fetched", "not an image", "only messages of the user", "2 place"), strict=True
-    ):
-        assert part in message
+    tokens = http.post("/tokenize", json={"messages": body(data_url(image))["messages"]}).json()
+    assert tokens["count"] == answers[0]["usage"]["prompt_tokens"]
+    refused = {
+        "nothing is fetched": body("https://example.com/a.png"),
+        "must be a data: URL": body(str(folder / "config.json")),
+        "not an image": body("data:image/png;base64,aGFsbG8="),
+        "only messages of the user": body(data_url(image), role="system"),
+        "2 place": body(data_url(image), text="[IMG]"),
+    }
+    for words, wrong in refused.items():
+        response = http.post("/v1/chat/completions", json=wrong)
+        message = response.json()["error"]["message"]
+        assert response.status_code == 400
+        assert words in message
         assert "\n" not in message
-    assert card["input_modalities"] == ["text", "image"]
+    rendered = http.post("/v1/chat/completions/render", json=body(data_url(image)))
+    assert (rendered.status_code, "no part of a rendered prompt" in rendered.text) == (400, True)
+    assert http.get("/v1/models").json()["data"][0]["input_modalities"] == ["text", "image"]
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "words"),
+    [
+        ("/v1/responses", {"type": "input_image", "image_url": "https://example.com/a.png"}, "nothing is fetched"),
+        ("/v1/responses", {"type": "input_image", "file_id": "file-1"}, "file_id"),
+        ("/v1/responses", {"type": "image_url", "image_url": "data:x"}, "an image's type is input_image here"),
+        ("/v1/messages", {"type": "image", "source": {"type": "url", "url": "http://10.0.0.1/"}}, "nothing is fetched"),
+        ("/v1/messages", {"type": "image", "source": {"type": "file", "file_id": "f"}}, "base64 or url here"),
+        ("/v1/messages", {"type": "image", "source": {"type": "base64", "data": "!!!!"}}, "not valid base64"),
+        ("/v1/chat/completions", {"type": "image", "image": "data:x"}, "an image's type is image_url here"),
+        ("/api/chat", "aGk=", "is not an image"),
+    ],
+)
+def test_what_is_no_image_is_one_line(http, path, more, words):
+    message = {"role": "user", "content": [more]}
+    if path == "/api/chat":
+        message = {"role": "user", "content": "", "images": [more]}
+    request = {"model": "", "max_tokens": 1, "messages": [message]}
+    if path == "/v1/responses":
+        request = {"input": [message]}
+    if path == "/v1/messages":
+        request["model"] = http.get("/v1/models").json()["data"][0]["id"]
+    response = http.post(path, json=request)
+    assert response.status_code == 400
+    assert words in response.text
+    assert "\\n" not in response.text
 
 
 def test_a_server_of_a_text_model_refuses_images(client_of_text_model):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from jaxis.errors import RequestError
-from jaxis.tokenizer.chat_template import render_chat_template
+from jaxis.tokenizer.chat_template import IMAGE_PART, render_chat_template
 from jaxis.tokenizer.tokenizer import Tokenizer
 
 # The input of chat templates: variables, and messages whose roles and tool calls a template can read.
@@ -152,6 +154,14 @@ def _needs_arguments_as_text(chat_template: str) -> bool:
 
 
 SYSTEM_ROLES = frozenset({"system", "developer"})
+# Ids of nine letters and digits are the only ones that some templates take.
+_PROBED_RESULT = {"role": "tool", "tool_call_id": "abcde1234", "name": "look"}
+_PROBED_CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "abcde1234", "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}],
+}
+_ASKS_FOR_IMAGES = "Show me the image."
 _REMINDER = "<system-reminder>"
 _REMINDER_END = "</system-reminder>"
 
@@ -191,7 +201,7 @@ def arrange_messages(messages: Sequence[Mapping[str, Any]], order: MessageOrder)
     to that one.
 
     Args:
-      messages: The content of system and tool messages is a string; that of a user's may be a list of parts.
+      messages: The content of system messages is a string; that of a user's or a tool's may be a list of parts.
       order: What the template takes.
     """
     num_head = next((i for i, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
@@ -207,6 +217,71 @@ def arrange_messages(messages: Sequence[Mapping[str, Any]], order: MessageOrder)
         else:
             arranged.append(dict(message))
     return arranged
+
+
+def move_tool_images(
+    messages: Sequence[Mapping[str, Any]], chat_template: str, special_tokens: Mapping[str, str], order: MessageOrder
+) -> list[Mapping[str, Any]]:
+    """The conversation with the images of tools' results where the template writes images.
+
+    Most templates write only texts there. The images then become a user's message after the results that are together;
+    where a template takes none after a result, the assistant asks for it.
+
+    Args:
+      messages: Parts of contents may be images, of type "image" whatever else they have.
+      chat_template: The template's source.
+      special_tokens: The variables that hold the tokenizer's special tokens.
+      order: What the template takes.
+    """
+    if not any(message["role"] == "tool" and _images_of(message) for message in messages):
+        return [*messages]
+    if _writes_tool_images(chat_template, tuple(sorted(special_tokens.items()))):
+        return [*messages]
+    moved: list[Mapping[str, Any]] = []
+    images: list[Any] = []
+    for message, after in itertools.zip_longest(messages, messages[1:]):
+        if message["role"] != "tool":
+            moved.append(message)
+            continue
+        if found := _images_of(message):
+            images += found
+            texts = (part["text"] for part in message["content"] if part not in found)
+            message = {**message, "content": "\n".join(texts)}
+        moved.append(message)
+        if images and (after is None or after["role"] != "tool"):
+            if not order.user_after_tool:
+                moved.append({"role": "assistant", "content": _ASKS_FOR_IMAGES})
+            moved.append({"role": "user", "content": images})
+            images = []
+    return moved
+
+
+def _images_of(message: Mapping[str, Any]) -> list[Any]:
+    content = message.get("content")
+    return [part for part in content if part["type"] == IMAGE_PART["type"]] if isinstance(content, list) else []
+
+
+@lru_cache(maxsize=64)
+def _writes_tool_images(chat_template: str, special_tokens: tuple[tuple[str, str], ...]) -> bool:
+    """Whether a template writes for an image in a tool's result what it writes for one in a user's message."""
+
+    def text(words: str) -> dict[str, Any]:
+        return {"type": "text", "text": words}
+
+    variables: dict[str, Any] = dict(special_tokens)
+    messages = [
+        {"role": "user", "content": [text("Before one."), IMAGE_PART, text("After one.")]},
+        _PROBED_CALL,
+        {**_PROBED_RESULT, "content": [text("Before two."), IMAGE_PART, text("After two.")]},
+    ]
+    try:
+        chat = with_template_arguments(messages, chat_template)
+        rendered = render_chat_template(chat_template, chat, **variables)
+    except RequestError:
+        return False
+    written = [re.search(rf"Before {each}\.(.*?)After {each}\.", rendered, re.DOTALL) for each in ("one", "two")]
+    of_user, of_tool = (found and found[1].strip() for found in written)
+    return bool(of_user) and of_tool == of_user
 
 
 def _joined(first: Any, second: Any) -> Any:
@@ -251,12 +326,9 @@ def _probe(chat_template: str, special_tokens: tuple[tuple[str, str], ...]) -> M
     user = {"role": "user", "content": "Request one."}
     late = {"role": "system", "content": "Rule two."}
     another = {"role": "user", "content": "Request two."}
-    function = {"name": "look", "arguments": {"at": "it"}}
-    # Ids of nine letters and digits are the only ones that some templates take.
-    calls = [{"id": "abcde1234", "type": "function", "function": function}]
-    call = {"role": "assistant", "content": "", "tool_calls": calls}
+    call = _PROBED_CALL
     answer = {"role": "assistant", "content": "Answer one."}
-    result = {"role": "tool", "content": "Result one.", "tool_call_id": "abcde1234", "name": "look"}
+    result = {**_PROBED_RESULT, "content": "Result one."}
     if not takes(user):  # nothing can be learned from it
         return MessageOrder(system=True, late_system=True, adjacent_users=True, user_after_tool=True)
     return MessageOrder(

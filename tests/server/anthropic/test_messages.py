@@ -381,7 +381,10 @@ def test_effort_is_the_templates_reasoning_effort(client, engine, effort, expect
     ("more", "words"),
     [
         ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, r"content\[0\]: the block type 'audio'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "does not support image input"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": ""}}]}]},
+            "does not support image input",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
             "role",

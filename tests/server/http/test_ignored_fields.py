@@ -84,7 +84,7 @@ def test_ignored_names_inside_messages_and_tools_are_listed_once():
             "messages",
             r"messages\[1\].content\[1\].Text is not a known parameter: did you mean text",
         ),
-        ({"messages": [{**MESSAGES[0], "images": ["x"]}]}, "messages", "does not support image input"),
+        ({"messages": [{**MESSAGES[0], "images": ["x"]}]}, "messages", "send parts of type image_url"),
         ({f"unknown_{i}": 1 for i in range(MAX_UNKNOWN_FIELDS + 1)}, f"unknown_{MAX_UNKNOWN_FIELDS}", "more than"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the turns of /v1/messages hold: content blocks, the text that a model gets to see of them, and tools."""
+"""What the turns of /v1/messages hold: content blocks, the text that a model gets to see of them, images, and tools."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from jaxis.server.http.body import LenientModel, tag_by_type, type_of
-
-_NO_IMAGES = "this model does not support image input: send text"
 
 
 class ContentBlock(LenientModel):
@@ -64,6 +62,39 @@ class DocumentBlock(ContentBlock):
     title: str | None = None
     context: str | None = None
     citations: Any = None
+
+
+class Base64Source(LenientModel):
+    """An image's file; what it is is read from the file, whatever `media_type` says."""
+
+    type: Literal["base64"]
+    data: str
+    media_type: str | None = None
+
+
+class UrlSource(LenientModel):
+    """An image's file at a URL."""
+
+    type: Literal["url"]
+    url: str
+
+
+def _check_image_source(value: object) -> object:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind not in ("base64", "url"):
+        raise ValueError(f"an image's source is base64 or url here, not {kind[:40]!r}: send the file in base64")
+    return value
+
+
+class ImageBlock(ContentBlock):
+    """An image."""
+
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Source, Tag("Base64Source")] | Annotated[UrlSource, Tag("UrlSource")],
+        Discriminator(tag_by_type({"base64": "Base64Source", "url": "UrlSource"})),
+        BeforeValidator(_check_image_source),
+    ]
 
 
 class SearchResultBlock(ContentBlock):
@@ -199,11 +230,11 @@ class ToolRemovalBlock(ContentBlock):
 
 
 _TYPES_OF_ROLE = {
-    "user": ("text", "document", "search_result", "tool_result"),
+    "user": ("text", "image", "document", "search_result", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text", "tool_addition", "tool_removal"),
 }
-_TYPES_OF_RESULT = ("text", "document", "search_result", "tool_reference")
+_TYPES_OF_RESULT = ("text", "image", "document", "search_result", "tool_reference")
 _TYPES = tuple(dict.fromkeys(kind for kinds in _TYPES_OF_ROLE.values() for kind in kinds))
 _TAGS = {kind: kind.title().replace("_", "") + "Block" for kind in (*_TYPES, *_TYPES_OF_RESULT)}
 
@@ -213,8 +244,6 @@ def _known(types: Sequence[str]) -> Callable[[object], object]:
 
     def check(value: object) -> object:
         kind = type_of(value)
-        if kind == "image":
-            raise ValueError(_NO_IMAGES)
         if kind not in types:
             shown = repr(kind)[:80]
             raise ValueError(f"the block type {shown} is not supported here; known: {', '.join(types)}")
@@ -225,6 +254,7 @@ def _known(types: Sequence[str]) -> Callable[[object], object]:
 
 ResultBlock = Annotated[
     Annotated[TextBlock, Tag("TextBlock")]
+    | Annotated[ImageBlock, Tag("ImageBlock")]
     | Annotated[DocumentBlock, Tag("DocumentBlock")]
     | Annotated[SearchResultBlock, Tag("SearchResultBlock")]
     | Annotated[ToolReferenceBlock, Tag("ToolReferenceBlock")],
@@ -233,6 +263,7 @@ ResultBlock = Annotated[
 ]
 Block = Annotated[
     Annotated[TextBlock, Tag("TextBlock")]
+    | Annotated[ImageBlock, Tag("ImageBlock")]
     | Annotated[DocumentBlock, Tag("DocumentBlock")]
     | Annotated[SearchResultBlock, Tag("SearchResultBlock")]
     | Annotated[ToolResultBlock, Tag("ToolResultBlock")]

@@ -76,7 +76,7 @@ def message_job(request: CountTokensRequest, model: ServedModel) -> GenerationJo
     """
     model = model.named(request.model)
     offered = _offered_tools(request)
-    messages = template_messages(request.messages, {tool.name: tool for tool in offered.values()})
+    messages = template_messages(request.messages, {tool.name: tool for tool in offered.values()}, model)
     if system := system_text(request.system):
         messages.insert(0, {"role": "system", "content": system})
     if not messages:

@@ -18,6 +18,8 @@ from typing import Any
 from jaxis.errors import RequestError
 from jaxis.parsing.parser_events import GENERATED_PREFIX, is_generated
 from jaxis.server.anthropic.message_blocks import (
+    Base64Source,
+    ImageBlock,
     InlineTool,
     RedactedThinkingBlock,
     TextBlock,
@@ -29,10 +31,13 @@ from jaxis.server.anthropic.message_blocks import (
     ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
+    UrlSource,
     joined,
     text_of,
 )
 from jaxis.server.anthropic.message_schema import MessageParam
+from jaxis.server.generation.images import base64_part, image_part
+from jaxis.server.generation.served_model import ServedModel
 
 # Claude Code's, at the very head of the prompt: it differs from one conversation to the next.
 _BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
@@ -54,7 +59,9 @@ def template_tool(tool: ToolDefinition) -> dict[str, Any]:
     return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
 
 
-def template_messages(turns: Sequence[MessageParam], tools: Mapping[str, ToolDefinition]) -> list[dict[str, Any]]:
+def template_messages(
+    turns: Sequence[MessageParam], tools: Mapping[str, ToolDefinition], model: ServedModel
+) -> list[dict[str, Any]]:
     """The turns as messages of a `ChatPrompt`.
 
     Consecutive turns of an assistant are one. The results of tools come before what else the user says in that turn.
@@ -62,9 +69,10 @@ def template_messages(turns: Sequence[MessageParam], tools: Mapping[str, ToolDef
     Args:
       turns: The request's.
       tools: All that are defined anywhere in the request, by name.
+      model: Reads them.
 
     Raises:
-      RequestError: A result has no call, or a call comes last.
+      RequestError: A result has no call, a call comes last, or an image cannot be taken.
     """
     messages: list[dict[str, Any]] = []
     names_of_calls: dict[str, str] = {}
@@ -79,7 +87,7 @@ def template_messages(turns: Sequence[MessageParam], tools: Mapping[str, ToolDef
             messages.append(_assistant_turn(said))
             said = []
         if turn.role == "user":
-            messages += _user_turn(turn.blocks, tools, names_of_calls, f"messages[{i}]")
+            messages += _user_turn(turn.blocks, tools, names_of_calls, model, f"messages[{i}]")
         elif turn.clear_at != "next_user_message" or i > last_user:
             messages.append({"role": "system", "content": _system_turn(turn.blocks, tools)})
     if any(isinstance(block, ToolUseBlock) for block in said):
@@ -127,7 +135,11 @@ def _assistant_turn(blocks: Iterable[Any]) -> dict[str, Any]:
 
 
 def _user_turn(
-    blocks: Sequence[Any], tools: Mapping[str, ToolDefinition], names_of_calls: Mapping[str, str], place: str
+    blocks: Sequence[Any],
+    tools: Mapping[str, ToolDefinition],
+    names_of_calls: Mapping[str, str],
+    model: ServedModel,
+    place: str,
 ) -> list[dict[str, Any]]:
     messages = []
     for j, block in enumerate(blocks):
@@ -141,26 +153,57 @@ def _user_turn(
             messages.append(
                 {
                     "role": "tool",
-                    "content": _result(block, tools),
+                    "content": _result(block, tools, model, f"{place}.content[{j}]"),
                     "name": names_of_calls[block.tool_use_id],
                     "tool_call_id": own_call_id(block.tool_use_id),
                 }
             )
-    rest = [block for block in blocks if not isinstance(block, ToolResultBlock)]
+    rest = [
+        _seen(block, tools, model, f"{place}.content[{j}]")
+        for j, block in enumerate(blocks)
+        if not isinstance(block, ToolResultBlock)
+    ]
     if rest or not messages:
-        messages.append({"role": "user", "content": joined(text_of(block) for block in rest)})
+        messages.append({"role": "user", "content": _content(rest)})
     return messages
 
 
-def _result(block: ToolResultBlock, tools: Mapping[str, ToolDefinition]) -> str:
-    if isinstance(block.content, list):
-        text = joined(
-            _shown(part.tool_name, tools) if isinstance(part, ToolReferenceBlock) else text_of(part)
-            for part in block.content
-        )
-    else:
-        text = block.content or ""
-    return text or ("Error" if block.is_error else "")
+def _result(
+    block: ToolResultBlock, tools: Mapping[str, ToolDefinition], model: ServedModel, place: str
+) -> str | list[dict[str, Any]]:
+    content = block.content or ""
+    if isinstance(content, list):
+        content = _content([_seen(part, tools, model, f"{place}.content[{k}]") for k, part in enumerate(content)])
+    return content or ("Error" if block.is_error else "")
+
+
+def _seen(block: Any, tools: Mapping[str, ToolDefinition], model: ServedModel, place: str) -> str | dict[str, Any]:
+    """A block as text, or as a part of a content of a `ChatPrompt`."""
+    match block:
+        case ToolReferenceBlock(tool_name=name):
+            return _shown(name, tools)
+        case ImageBlock(source=Base64Source(data=data)):
+            return base64_part(data, model, f"{place}.source.data")
+        case ImageBlock(source=UrlSource(url=url)):
+            return image_part(url, model, f"{place}.source.url")
+    return text_of(block)
+
+
+def _content(seen: Sequence[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """A content of a `ChatPrompt`: one string, or parts if some of them are images."""
+    parts: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for each in (*seen, None):
+        if isinstance(each, str):
+            texts.append(each)
+            continue
+        if each is None and not parts:
+            return joined(texts)
+        if text := joined(texts):
+            parts.append({"type": "text", "text": text})
+        parts += [] if each is None else [each]
+        texts = []
+    return parts
 
 
 def _system_turn(blocks: Iterable[Any], tools: Mapping[str, ToolDefinition]) -> str:

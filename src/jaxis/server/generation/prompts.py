@@ -13,10 +13,10 @@ from jaxis.tokenizer.chat_messages import (
     MessageOrder,
     arrange_messages,
     messages_for_template,
+    move_tool_images,
     reserved_variable,
 )
-from jaxis.vision.decode import ImageSource
-from jaxis.vision.prompt_images import NO_IMAGES, PromptImages
+from jaxis.vision.prompt_images import NO_IMAGES, PromptImages, take_images
 
 QUICK_LENGTH = 1000  # characters, or token ids: tokenized in a tenth of a millisecond
 _THINKING_SWITCHES = ("enable_thinking", "thinking")  # most templates' name, and DeepSeek's
@@ -33,8 +33,7 @@ class ChatPrompt:
       num_prompts: How many prompts `tokenize` returns.
       is_quick: Whether `tokenize` takes less than handing it to a thread does.
       messages: Each has a role and its content, and what else `messages_for_template` reads. A content is one string;
-        of users, it may be a list of parts, with IMAGE_PART for each image.
-      images: The images, in their order.
+        of users and tools, it may be a list of parts, texts and those of `image_part`.
       tools: The functions that the template shows, in OpenAI's format.
       variables: More variables of the template.
       add_generation_prompt: End the prompt where the assistant's turn begins; None does unless
@@ -44,7 +43,6 @@ class ChatPrompt:
     """
 
     messages: Sequence[Mapping[str, Any]]
-    images: Sequence[ImageSource] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool | None = None
@@ -67,21 +65,25 @@ class ChatPrompt:
             cannot be read.
         """
         messages = self.messages if tokenizer is None else self._arranged(tokenizer)
+        messages, sources = take_images(messages)
         prompt = tokenize_chat(messages, tokenizer, **self._template_arguments())
         prompt = TokenizedPrompt(prompt.text, prompt.token_ids, self.cache_salt)
-        if self.images and images is None:
+        if sources and images is None:
             raise RequestError(NO_IMAGES, param="messages")
-        return [prompt if images is None else images.put(prompt, self.images)]
+        return [prompt if images is None else images.put(prompt, sources)]
 
     def render(self, tokenizer: Tokenizer) -> str:
         """The prompt as a string; raises what `tokenize` does."""
-        return tokenizer.apply_chat_template(self._arranged(tokenizer), **self._template_arguments())
+        messages, _ = take_images(self._arranged(tokenizer))
+        return tokenizer.apply_chat_template(messages, **self._template_arguments())
 
     def _arranged(self, tokenizer: Tokenizer) -> list[dict[str, Any]]:
         """The messages as the template reads them, in an order that it takes."""
         tools = self.tools or None
-        order = MessageOrder.of(tokenizer.choose_chat_template(None, tools), tokenizer.special_tokens)
-        return arrange_messages(messages_for_template(self.messages, tokenizer, tools=tools), order)
+        template, special_tokens = tokenizer.choose_chat_template(None, tools), tokenizer.special_tokens
+        order = MessageOrder.of(template, special_tokens)
+        messages = messages_for_template(self.messages, tokenizer, tools=tools)
+        return arrange_messages(move_tool_images(messages, template, special_tokens, order), order)
 
     def _template_arguments(self) -> dict[str, Any]:
         opens_turn = self.add_generation_prompt

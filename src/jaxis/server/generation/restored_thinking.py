@@ -25,6 +25,7 @@ from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.parsing.parser_events import ParsedOutput, collect
 from jaxis.prompts import TokenizedPrompt
 from jaxis.server.generation.answer_reader import AnswerReader
+from jaxis.server.generation.images import has_images
 from jaxis.server.generation.job import GenerationJob
 from jaxis.server.generation.prompts import ChatPrompt
 from jaxis.tokenizer import Tokenizer
@@ -97,7 +98,9 @@ class RestoredThinking:
           owner: Whose it is; see `UsageAccounting.owner`.
         """
         prompts = job.prompts
-        if not isinstance(prompts, ChatPrompt) or prompts.images or not self._answers or not self._applies(job):
+        if not isinstance(prompts, ChatPrompt) or not self._answers or not self._applies(job):
+            return job.tokenize()
+        if has_images(prompts.messages):
             return job.tokenize()
         messages, turns = self._restored(job, prompts, owner)
         [prompt] = dataclasses.replace(job, prompts=dataclasses.replace(prompts, messages=messages)).tokenize()
@@ -116,7 +119,7 @@ class RestoredThinking:
           owner: Whose it is; see `UsageAccounting.owner`.
         """
         # The text of a prompt with images does not tell which they are.
-        if not isinstance(job.prompts, ChatPrompt) or job.prompts.images:
+        if not isinstance(job.prompts, ChatPrompt) or has_images(job.prompts.messages):
             return None
         if job.prompts.continue_final_message or not self._applies(job):
             return None

@@ -12,6 +12,7 @@ from jaxis.errors import RequestError
 from jaxis.server.generation.answer_format import AnswerFormat, ToolsNotSupportedError, choose_tools
 from jaxis.server.generation.effort import effort_budget, effort_variables
 from jaxis.server.generation.grammar import AnswerGrammar
+from jaxis.server.generation.images import base64_part
 from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import ChatPrompt, PlainPrompts, thinking_variables
 from jaxis.server.generation.served_model import ServedModel
@@ -63,7 +64,7 @@ def chat_job(request: OllamaChatRequest, model: ServedModel) -> GenerationJob:
       RequestError: A field cannot be honoured.
     """
     model = model.named(request.model)
-    messages = _template_messages(request.messages or [])
+    messages = _template_messages(request.messages or [], model)
     last = messages[-1]
     goes_on = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
     return _conversation_job(request, model, messages, continue_final_message=goes_on)
@@ -79,7 +80,11 @@ def generate_job(request: OllamaGenerateRequest, model: ServedModel) -> Generati
     has_template = model.tokenizer is not None and model.tokenizer.has_chat_template
     if has_template and not request.raw:
         messages = [{"role": "system", "content": request.system}] if request.system else []
-        return _conversation_job(request, model, [*messages, {"role": "user", "content": request.prompt or ""}])
+        content = _content(request.prompt or "", request.images, model, "images")
+        return _conversation_job(request, model, [*messages, {"role": "user", "content": content}])
+    if request.images:
+        why = "raw=true takes the prompt as it is" if has_template else "the model has no chat template"
+        raise RequestError(f"cannot be honoured: {why}: leave images out", param="images")
     if request.system:
         why = "raw=true takes the prompt as it is" if has_template else "the model has no chat template"
         raise RequestError(f"cannot be honoured: {why}: put it into the prompt", param="system")
@@ -189,7 +194,7 @@ def _effort(think: bool | str | None) -> str | None:
     return None
 
 
-def _template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
+def _template_messages(messages: Sequence[OllamaMessage], model: ServedModel) -> list[dict[str, Any]]:
     """The messages as a `ChatPrompt` has them, with ids for the calls and answers that have none.
 
     Many clients leave them out. An id depends on the place in the conversation alone, so that the prompts of later
@@ -198,7 +203,9 @@ def _template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]
     converted = []
     unanswered: list[tuple[str, str]] = []  # (id, name) of calls
     num_calls = 0
-    for message in messages:
+    for i, message in enumerate(messages):
+        if message.images and message.role not in ("user", "tool"):
+            raise RequestError("only messages of the user and of tools may have images", param=f"messages[{i}].images")
         calls = []
         for call in message.tool_calls or ():
             call_id = call.id or f"call{num_calls:05d}"
@@ -216,11 +223,20 @@ def _template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]
             "reasoning_content": message.thinking or None,
             "tool_calls": calls or None,
         }
+        content = _content(message.content or "", message.images, model, f"messages[{i}].images")
         converted.append(
-            {"role": message.role, "content": message.content or (None if calls else "")}
+            {"role": message.role, "content": content or (None if calls else "")}
             | {name: value for name, value in given.items() if value is not None}
         )
     return converted
+
+
+def _content(text: str, images: Sequence[str] | None, model: ServedModel, place: str) -> str | list[dict[str, Any]]:
+    """A content of a `ChatPrompt`: images come before the text of their message."""
+    if not images:
+        return text
+    parts = [base64_part(data, model, f"{place}[{j}]") for j, data in enumerate(images)]
+    return [*parts, {"type": "text", "text": text}] if text else parts
 
 
 def _answered(unanswered: list[tuple[str, str]], call_id: str | None, name: str | None) -> str | None:

@@ -20,7 +20,6 @@ def _whole(value: object) -> object:
 
 
 Integer = Annotated[int, BeforeValidator(_whole)]
-_NO_IMAGES = "this model does not support image input: leave it out"
 
 
 class OllamaOptions(LenientModel):
@@ -109,9 +108,8 @@ class OllamaMessage(LenientModel):
       tool_calls: Of an assistant: the calls that it made.
       tool_name: Of a tool: the function that was called.
       tool_call_id: Of a tool: the call that it answers; None is the first of that name without an answer.
+      images: Of a user or a tool: files of images in base64, before the content.
     """
-
-    not_applied: ClassVar[Mapping[str, NotApplied]] = {"images": NotApplied(([],), _NO_IMAGES)}
 
     role: Annotated[
         Literal["system", "developer", "user", "assistant", "tool"],
@@ -122,6 +120,7 @@ class OllamaMessage(LenientModel):
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
+    images: list[str] | None = None
 
 
 class OllamaFunction(LenientModel):
@@ -158,18 +157,19 @@ class OllamaGenerateRequest(OllamaRequest):
       prompt: The prompt; an empty one only asks whether the model is loaded.
       system: A system message before it.
       raw: Continue the prompt as it is, without the chat template.
+      images: Files of images in base64, before the prompt.
     """
 
     not_applied: ClassVar[Mapping[str, NotApplied]] = {
         "suffix": NotApplied(("",), "this model does not support insert: leave it out"),
         "template": NotApplied(("",), "only the server's own template is used: leave it out, or send raw=true"),
         "context": NotApplied(([],), "nothing is kept from one request to the next: send messages to /api/chat"),
-        "images": NotApplied(([],), _NO_IMAGES),
     }
 
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
+    images: list[str] | None = None
 
 
 class OllamaAnswerMessage(BaseModel):

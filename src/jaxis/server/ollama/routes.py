@@ -173,7 +173,7 @@ def model_entries(entry: ModelEntry) -> list[OllamaModelEntry]:
             size=info.file_bytes,
             digest=info.digest if (variant := entry.names.variant(name)) is None else variant.digest.hex(),
             details=_details(info),
-            capabilities=info.capabilities("thinking"),
+            capabilities=_capabilities(info),
         )
         for name in entry.names.listed
     ]
@@ -205,9 +205,14 @@ def shown_model(name: str, entry: ModelEntry) -> OllamaShown:
         template=template,
         details=_details(info),
         model_info=figures,
-        capabilities=info.capabilities("thinking"),
+        capabilities=_capabilities(info),
         modified_at=rfc3339(info.modified),
     )
+
+
+def _capabilities(info: ServedModelInfo) -> list[str]:
+    sees = "image" in info.input_modalities
+    return [*info.capabilities("thinking"), *(["vision"] if sees else [])]
 
 
 def _details(info: ServedModelInfo) -> OllamaDetails:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxis.errors import RequestError
 from jaxis.server.generation.answer_format import AnswerFormat, choose_tools
 from jaxis.server.generation.effort import effort_budget, effort_variables
+from jaxis.server.generation.images import image_part
 from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import ChatPrompt, template_variables
 from jaxis.server.generation.served_model import ServedModel
@@ -15,8 +16,6 @@ from jaxis.server.http.body import new_id
 from jaxis.server.openai.chat_schema import ChatCompletionRequest, ChatMessage, ImagePart
 from jaxis.server.openai.fields import NamedToolChoice
 from jaxis.server.openai.settings import answer_grammar, check_stream_options, sampling_settings, token_limit
-from jaxis.vision.decode import ImageSource
-from jaxis.vision.prompt_images import NO_IMAGES, take_images
 
 
 def chat_job(request: ChatCompletionRequest, model: ServedModel, request_id: str | None = None) -> GenerationJob:
@@ -79,10 +78,8 @@ def chat_prompt(request: ChatCompletionRequest, model: ServedModel) -> ChatPromp
             param="reasoning_effort",
         )
     shown = () if request.tool_choice == "none" else request.tools or ()
-    messages, images = template_messages(request.messages, model)
     return ChatPrompt(
-        messages=messages,
-        images=images,
+        messages=template_messages(request.messages, model),
         tools=[tool.model_dump(exclude_unset=True) for tool in shown],
         variables=variables | of_effort,
         add_generation_prompt=request.add_generation_prompt,
@@ -91,41 +88,17 @@ def chat_prompt(request: ChatCompletionRequest, model: ServedModel) -> ChatPromp
     )
 
 
-def template_messages(
-    messages: Sequence[ChatMessage], model: ServedModel
-) -> tuple[Sequence[Mapping[str, Any]], list[ImageSource]]:
-    """Messages and images as `ChatPrompt` has them.
+def template_messages(messages: Sequence[ChatMessage], model: ServedModel) -> list[dict[str, Any]]:
+    """Messages as `ChatPrompt` has them.
 
     Raises:
-      RequestError: The model takes no images, or an image is at an address, or not the user's.
+      RequestError: The model takes no images, or an image is at an address, or neither the user's nor a tool's.
     """
-    if any(message.has_images for message in messages):
-        _check_images(messages, model)
-    return take_images([_template_message(message) for message in messages])
+    return [_template_message(message, model, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def _check_images(messages: Sequence[ChatMessage], model: ServedModel) -> None:
-    for i, message in enumerate(messages):
-        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if not isinstance(part, ImagePart):
-                continue
-            where = f"messages[{i}].content[{j}]"
-            if model.images is None:
-                raise RequestError(NO_IMAGES, param=f"{where}.type")
-            if message.role != "user":
-                raise RequestError("is an image, which only messages of the user may have", param=where)
-            # Never a path or an address: a request reaches no files, and nothing is fetched for it.
-            if not part.image_url.url.startswith("data:"):
-                raise RequestError(
-                    "must be a data: URL with the image itself: nothing is fetched from addresses",
-                    param=f"{where}.image_url.url",
-                )
-
-
-def _template_message(message: ChatMessage) -> dict[str, Any]:
-    content = message.content if message.has_images else None
-    parts = [part.model_dump() for part in content] if isinstance(content, list) else None
-    fields: dict[str, Any] = {"role": message.role, "content": parts or message.text}
+def _template_message(message: ChatMessage, model: ServedModel, place: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {"role": message.role, "content": _content(message, model, f"{place}.content")}
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             fields[name] = value
@@ -135,3 +108,18 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
         fields["tool_calls"] = [call.model_dump(exclude={"index"}, exclude_none=True) for call in message.tool_calls]
         fields["content"] = fields["content"] or None
     return fields
+
+
+def _content(message: ChatMessage, model: ServedModel, place: str) -> str | list[dict[str, Any]]:
+    """One string, which every template accepts; few accept parts."""
+    content = message.content
+    if not isinstance(content, list) or not any(isinstance(part, ImagePart) for part in content):
+        return message.text
+    if message.role not in ("user", "tool"):
+        raise RequestError("has an image, which only messages of the user and of tools may have", param=place)
+    return [
+        image_part(part.image_url.url, model, f"{place}[{j}].image_url.url")
+        if isinstance(part, ImagePart)
+        else {"type": "text", "text": part.text}
+        for j, part in enumerate(content)
+    ]

@@ -24,17 +24,16 @@ from jaxis.server.openai.not_applied import NOT_FOR_CHAT
 MAX_MESSAGES = 4096
 
 
-def no_images(part_type: object) -> object:
-    """Refuses the type of a content part that is an image, in words that clients look for."""
-    if part_type in ("image_url", "image", "input_image"):
-        raise ValueError("this model does not support image input: send text")
+def _no_images(part_type: object) -> object:
+    if part_type in ("image", "input_image"):
+        raise ValueError(f"an image's type is image_url here, not {part_type!r}")
     return part_type
 
 
 class ContentPart(LenientModel):
     """Text in a content."""
 
-    type: Annotated[Literal["text"], BeforeValidator(no_images)]
+    type: Annotated[Literal["text"], BeforeValidator(_no_images)]
     text: str
 
 
@@ -68,7 +67,7 @@ class ChatMessage(LenientModel):
 
     not_applied: ClassVar[dict[str, NotApplied]] = {
         "prefix": NotApplied((False,), "send continue_final_message"),
-        "images": NotApplied(([],), "this model does not support image input: leave them out"),
+        "images": NotApplied(([],), "send parts of type image_url in content"),
     }
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -85,15 +84,10 @@ class ChatMessage(LenientModel):
 
     @property
     def text(self) -> str:
-        """The parts as one string, which every template accepts; few accept parts."""
+        """The texts as one string."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content if isinstance(part, ContentPart))
         return self.content or ""
-
-    @property
-    def has_images(self) -> bool:
-        """Whether parts of it are images."""
-        return isinstance(self.content, list) and any(isinstance(part, ImagePart) for part in self.content)
 
 
 class Prediction(LenientModel):

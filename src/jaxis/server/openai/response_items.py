@@ -9,28 +9,55 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from jaxis.server.http.body import LenientModel, NotApplied, is_none
-from jaxis.server.openai.chat_schema import no_images
+from jaxis.server.http.body import LenientModel, NotApplied, is_none, type_of
 from jaxis.server.openai.logprobs import ChatPositionLogprobs
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
+def _no_chat_image(part_type: object) -> object:
+    if part_type in ("image", "image_url"):
+        raise ValueError(f"an image's type is input_image here, not {part_type!r}")
+    return part_type
+
+
 class InputText(LenientModel):
     """Text of a user, or of an answer that comes back as the server sent it."""
 
-    type: Annotated[Literal["input_text", "output_text"], BeforeValidator(no_images)]
+    type: Annotated[Literal["input_text", "output_text"], BeforeValidator(_no_chat_image)]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
 
+class InputImage(LenientModel):
+    """An image.
+
+    Attributes:
+      image_url: A URL that holds it: data:image/png;base64,...
+    """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {
+        "file_id": NotApplied(advice="no files are kept here: send image_url, a data: URL"),
+    }
+
+    type: Literal["input_image"]
+    image_url: str | None = None
+    detail: str | None = Field(default=None, exclude_if=is_none)
+
+
+InputPart = Annotated[
+    Annotated[InputText, Tag("Text")] | Annotated[InputImage, Tag("Image")],
+    Discriminator(lambda value: "Image" if type_of(value) == "input_image" else "Text"),
+]
+
+
 class InputMessage(LenientModel):
-    """One turn."""
+    """One turn; only a user's has images."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputText]
+    content: str | list[InputPart]
     id: str | None = None
     status: ItemStatus | None = None
     phase: str | None = None
@@ -109,7 +136,7 @@ class ToolCallOutput(LenientModel):
     type: Literal["function_call_output", "custom_tool_call_output"]
     id: str | None = None
     call_id: str
-    output: str | list[InputText]
+    output: str | list[InputPart]
     status: ItemStatus | None = None
 
 
@@ -163,6 +190,8 @@ class OutputMessage(BaseModel):
 OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem
 
 
-def text_of(content: str | list[InputText]) -> str:
-    """Parts as one string."""
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+def text_of(content: str | list[InputPart]) -> str:
+    """The texts of parts as one string."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text for part in content if isinstance(part, InputText))

@@ -11,6 +11,7 @@ from jaxis.parsing.tool_parsers.text_input import TextInputToolParser
 from jaxis.server.generation.answer_format import AnswerFormat, ToolUse, choose_tools
 from jaxis.server.generation.effort import effort_budget, effort_variables
 from jaxis.server.generation.grammar import AnswerGrammar
+from jaxis.server.generation.images import image_part
 from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import ChatPrompt, template_variables
 from jaxis.server.generation.served_model import ServedModel
@@ -21,7 +22,9 @@ from jaxis.server.openai.response_items import (
     CustomToolCallItem,
     FunctionCallItem,
     HostedCall,
+    InputImage,
     InputMessage,
+    InputPart,
     ReasoningItem,
     ToolCallOutput,
     text_of,
@@ -103,7 +106,7 @@ def _effort(request: ResponseRequest) -> str | None:
 
 def _conversation(request: ResponseRequest, offered: Sequence[OfferedTool], model: ServedModel) -> ChatPrompt:
     is_text = isinstance(request.input, str)
-    messages = [{"role": "user", "content": request.input}] if is_text else _template_messages(request.input)
+    messages = [{"role": "user", "content": request.input}] if is_text else _template_messages(request.input, model)
     if request.instructions is not None:
         messages.insert(0, {"role": "system", "content": request.instructions})
     if not messages:
@@ -118,13 +121,13 @@ def _conversation(request: ResponseRequest, offered: Sequence[OfferedTool], mode
     )
 
 
-def _template_messages(items: Sequence[Any]) -> list[dict[str, Any]]:
+def _template_messages(items: Sequence[Any], model: ServedModel) -> list[dict[str, Any]]:
     """These items (`InputItem`) as messages of a `ChatPrompt`.
 
     Consecutive reasoning, text and calls of an assistant become one message.
 
     Raises:
-      RequestError: The arguments of a call are not a JSON object.
+      RequestError: The arguments of a call are not a JSON object, or an image cannot be taken.
     """
     messages: list[dict[str, Any]] = []
     turn: dict[str, Any] | None = None  # the assistant's, while more items may belong to it
@@ -139,7 +142,7 @@ def _template_messages(items: Sequence[Any]) -> list[dict[str, Any]]:
                 if turn is None or "content" in turn or "tool_calls" in turn:
                     turn = {"role": "assistant"}
                     messages.append(turn)
-                turn["content"] = text_of(item.content)
+                turn["content"] = _content(item.content, model, f"input[{i}].content", may_see=False)
             case FunctionCallItem() | CustomToolCallItem():
                 if turn is None:
                     turn = {"role": "assistant"}
@@ -147,14 +150,32 @@ def _template_messages(items: Sequence[Any]) -> list[dict[str, Any]]:
                 turn.setdefault("tool_calls", []).append(_template_call(item, f"input[{i}]"))
             case ToolCallOutput():
                 turn = None
-                messages.append({"role": "tool", "content": text_of(item.output), "tool_call_id": item.call_id})
+                output = _content(item.output, model, f"input[{i}].output")
+                messages.append({"role": "tool", "content": output, "tool_call_id": item.call_id})
             case InputMessage():
                 turn = None
-                messages.append({"role": item.role, "content": text_of(item.content)})
+                content = _content(item.content, model, f"input[{i}].content", may_see=item.role == "user")
+                messages.append({"role": item.role, "content": content})
     return [
         {"role": message["role"], "content": message.get("content") or (None if "tool_calls" in message else "")}
         | {name: value for name, value in message.items() if name not in ("role", "content")}
         for message in messages
+    ]
+
+
+def _content(
+    content: str | list[InputPart], model: ServedModel, place: str, *, may_see: bool = True
+) -> str | list[dict[str, Any]]:
+    """A content of a `ChatPrompt`: one string, or parts if some of them are images."""
+    if isinstance(content, str) or not any(isinstance(part, InputImage) for part in content):
+        return text_of(content)
+    if not may_see:
+        raise RequestError("has an image, which only messages of the user and outputs of tools may have", param=place)
+    return [
+        image_part(part.image_url, model, f"{place}[{j}].image_url")
+        if isinstance(part, InputImage)
+        else {"type": "text", "text": part.text}
+        for j, part in enumerate(content)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Bodies of /v1/responses: text and calls of tools only."""
+"""Bodies of /v1/responses: texts, images and calls of tools."""
 
 from __future__ import annotations
 

@@ -137,10 +137,8 @@ def _encode(body: TokenizeRequest, tokenizer: Tokenizer, model: ServedModel) -> 
         return tokenizer.encode(body.content, add_special_tokens=bool(body.add_special))
     if body.messages is None:
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
-    messages, images = template_messages(body.messages, model)
     prompt = ChatPrompt(
-        messages=messages,
-        images=images,
+        messages=template_messages(body.messages, model),
         tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
         variables=template_variables(body.chat_template_kwargs, tokenizer),
         add_generation_prompt=body.add_generation_prompt,

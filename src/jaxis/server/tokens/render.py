@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from jaxis.errors import RequestError
 from jaxis.prompt_extension import Conversation, compare_prompts
 from jaxis.sampling_params import SamplingParams
+from jaxis.server.generation.images import has_images
 from jaxis.server.generation.job import GenerationJob
 from jaxis.server.generation.prompts import ChatPrompt
 from jaxis.server.http.body import TokenId, is_none
@@ -67,6 +68,10 @@ def rendered_requests(job: GenerationJob) -> list[RenderedRequest]:
         raise RequestError(
             "is no part of a rendered prompt: leave it out, and send structured_outputs with the tokens",
             param=job.answer.grammar.field,
+        )
+    if isinstance(job.prompts, ChatPrompt) and has_images(job.prompts.messages):
+        raise RequestError(
+            "has images, which are no part of a rendered prompt: send it to /v1/chat/completions", param="messages"
         )
     return [
         RenderedRequest(

@@ -1,0 +1,43 @@
+"""Images of requests in the one form in which prompts have them, whatever a protocol calls its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxis.errors import RequestError
+from jaxis.server.generation.served_model import ServedModel
+from jaxis.tokenizer.chat_template import IMAGE_PART
+from jaxis.vision.prompt_images import NO_IMAGES
+
+
+def image_part(url: str | None, model: ServedModel, place: str) -> dict[str, Any]:
+    """An image as a part of a content of a `ChatPrompt`; it is read when the prompt is made.
+
+    Args:
+      url: The image as a data: URL.
+      model: The model that shall see it.
+      place: Where the request has it, such as "messages[0].content[1].image_url.url".
+
+    Raises:
+      RequestError: The model takes no images, or this is none.
+    """
+    if model.images is None:
+        raise RequestError(NO_IMAGES, param=place)
+    # Never a path or an address: a request reaches no files, and nothing is fetched for it.
+    if url is None or not url.startswith("data:"):
+        raise RequestError("must be a data: URL with the image itself: nothing is fetched from addresses", param=place)
+    return {**IMAGE_PART, "image": url}
+
+
+def base64_part(data: str, model: ServedModel, place: str) -> dict[str, Any]:
+    """The same of an image whose file is given in base64."""
+    return image_part(f"data:;base64,{data}", model, place)
+
+
+def has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether contents of a `ChatPrompt` have parts that are images."""
+    contents = (message.get("content") for message in messages)
+    return any(
+        part["type"] == IMAGE_PART["type"] for content in contents if isinstance(content, list) for part in content
+    )
