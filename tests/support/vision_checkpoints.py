@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,14 @@ CHAT_TEMPLATE = (
     "{% if part.type == 'image' %}[IMG]{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}[/INST]"
     "{% else %}{{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
-_SPECIAL = ("<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
+_PIXTRAL_TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+_SPECIAL = ("<s>", "</s>", "[INST]", "[/INST]", *_PIXTRAL_TOKENS)
 
-
-_TEXT = {
+TEXT = {
     **{"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048},
 }
-_PIXTRAL = {
+PIXTRAL = {
     **{"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
     **{"num_attention_heads": 2, "image_size": LONGEST, "patch_size": PATCH, "hidden_act": "silu"},
 }
@@ -41,18 +42,19 @@ _PIXTRAL = {
 def write_mistral3(folder: Path) -> transformers.PreTrainedModel:
     """Fills a folder with a Mistral Small 3.1 of two layers; returns the reference, with every parameter random."""
     config = transformers.Mistral3Config(
-        text_config=_TEXT | {"model_type": "mistral", "sliding_window": None},
-        vision_config=_PIXTRAL,
-        image_token_index=_id("[IMG]"),
+        text_config=TEXT | {"model_type": "mistral", "sliding_window": None},
+        vision_config=PIXTRAL,
+        image_token_index=token_id("[IMG]"),
         spatial_merge_size=MERGE,
         tie_word_embeddings=False,
     )
     write_tokenizer(folder)
     write_processor(folder)
-    return _write_model(folder, config)
+    return write_model(folder, config)
 
 
-def _write_model(folder: Path, config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
+def write_model(folder: Path, config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
+    """Writes a model of this config; returns the reference, with every parameter random."""
     torch.manual_seed(0)
     config._attn_implementation = "eager"
     model = transformers.AutoModelForImageTextToText.from_config(config).float().eval()
@@ -86,15 +88,15 @@ def processor_class(family: str, name: str) -> Any:
     return getattr(importlib.import_module(f"transformers.models.{family}.processing_{family}"), name)
 
 
-def write_tokenizer(folder: Path) -> None:
-    """A tokenizer whose tokens are bytes and special tokens."""
+def write_tokenizer(folder: Path, special: Sequence[str] = _SPECIAL, placeholder: str = "[IMG]") -> None:
+    """A tokenizer whose tokens are bytes and special tokens, and whose chat template has placeholders."""
     backend = tokenizers.Tokenizer(models.BPE(vocab=_vocabulary(), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in _SPECIAL])
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     backend.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
-    settings |= {"clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE}
+    settings |= {"clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE.replace("[IMG]", placeholder)}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
@@ -109,5 +111,6 @@ def _vocabulary() -> dict[str, int]:
     return {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 
 
-def _id(token: str) -> int:
-    return len(_vocabulary()) + _SPECIAL.index(token)
+def token_id(token: str, special: Sequence[str] = _SPECIAL) -> int:
+    """The id of a special token."""
+    return len(_vocabulary()) + special.index(token)

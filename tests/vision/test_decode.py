@@ -13,7 +13,7 @@ from transformers.image_transforms import convert_to_rgb
 from jaxis.errors import RequestError
 from jaxis.tokenizer import Tokenizer
 from jaxis.vision import decode
-from jaxis.vision.processor import read_processor
+from jaxis.vision.processors import read_processor
 from tests.support.vision_checkpoints import (
     LONGEST,
     MERGE,
@@ -133,7 +133,7 @@ def test_resized_pixels_and_scales_are_those_of_the_reference(tmp_path):
             continue  # of which the reference leaves no pixel
         image = random_image(width, height, seed=i)
         expected = theirs(image, patch_size=PATCH * MERGE, return_tensors="np")["pixel_values"][0]
-        pixels = ours.pixels(read(image))
+        [pixels] = ours.views(read(image))
         assert pixels.shape[:2] == expected.shape[1:]
         unscaled = expected.transpose(1, 2, 0) * scale.std + scale.mean
         np.testing.assert_array_equal(pixels, np.rint(unscaled * 255).astype(np.uint8))

@@ -113,10 +113,8 @@ def layer_norm(
       epsilon: Added to the variance.
       use_bias: Whether there is a `bias` of the same shape.
     """
-    size: int = scope.config["hidden_size"]
-    return JaxLayerNorm(
-        size if shape is None else shape, scope.rngs, epsilon=epsilon, use_bias=use_bias, dtype=scope.dtype
-    )
+    size: int | tuple[int, ...] = scope.config["hidden_size"] if shape is None else shape
+    return JaxLayerNorm(size, scope.rngs, epsilon=epsilon, use_bias=use_bias, dtype=scope.dtype)
 
 
 def router(

@@ -1,4 +1,4 @@
-"""The text of models that see through a projection into a Llama, a Mistral or a Qwen2: LLaVA, InternVL, ..."""
+"""Models that see through a projection into a Llama, a Mistral or a Qwen2: InternVL, SmolVLM, LLaVA (text), ..."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
+from jaxis.models.common.idefics3_vision import Idefics3Vision
+from jaxis.models.common.internvit import InternVLVision
 from jaxis.models.common.llama import LlamaDecoderLayer
 from jaxis.models.common.mistral import MistralDecoderLayer
 from jaxis.models.common.qwen import Qwen2DecoderLayer
@@ -36,14 +38,16 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
 
 
 class InternVLForConditionalGeneration(LlavaForConditionalGeneration):
-    """InternVL 2.5 and 3 as transformers has them; images are not supported."""
+    """InternVL 2.5 and 3 as transformers has them: the text, and what encodes images for it."""
 
+    tower = InternVLVision
     other_keys = (*_SEES, "image_token_id", "image_seq_length", "downsample_ratio")
 
 
 class Idefics3ForConditionalGeneration(TextPart, CausalLM):
-    """Idefics3; images are not supported."""
+    """The text of Idefics3, and what encodes images for it."""
 
+    tower = Idefics3Vision
     layer_class = LlamaDecoderLayer
     text_renames = (("model.text_model", "model"),)
     text_model_types = ("llama",)
@@ -52,11 +56,11 @@ class Idefics3ForConditionalGeneration(TextPart, CausalLM):
 
 
 class SmolVLMForConditionalGeneration(Idefics3ForConditionalGeneration):
-    """SmolVLM and SmolVLM2; images are not supported."""
+    """SmolVLM and SmolVLM2."""
 
 
 FAMILY = Family(
-    "LLaVA, LLaVA-NeXT, InternVL 2.5 and 3, Idefics3, SmolVLM (text)",
+    "InternVL 2.5 and 3, Idefics3, SmolVLM; LLaVA, LLaVA-NeXT (text)",
     (
         LlavaForConditionalGeneration,
         LlavaNextForConditionalGeneration,
@@ -64,5 +68,5 @@ FAMILY = Family(
         Idefics3ForConditionalGeneration,
         SmolVLMForConditionalGeneration,
     ),
-    "the text is a Llama, a Mistral or a Qwen2",
+    "the text is a Llama, a Mistral or a Qwen2; SigLIP's tower (Idefics3, SmolVLM) and InternViT",
 )

@@ -12,8 +12,9 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.mistral import Ministral3DecoderLayer, Mistral4DecoderLayer
-from jaxis.models.common.pixtral import PixtralProjector, PixtralTower, vision_scope
+from jaxis.models.common.pixtral import PixtralProjector, PixtralTower
 from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.vision_layers import vision_scope
 from jaxis.models.common.vision_tower import Patches, VisionTower
 
 if TYPE_CHECKING:

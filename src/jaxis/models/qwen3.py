@@ -1,6 +1,11 @@
-"""Qwen3 (dense) and the text of Qwen3-VL: the Llama layer with a norm on each query and key head."""
+"""Qwen3 (dense), the text of Qwen3-VL, and LightOnOCR: the Llama layer with a norm on each query and key head."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+from flax import nnx
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
@@ -9,8 +14,14 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
+from jaxis.models.common.pixtral import PixtralProjector, PixtralTower
 from jaxis.models.common.qwen import qwen_layer_span
 from jaxis.models.common.text_part import InnerTextPart
+from jaxis.models.common.vision_layers import vision_scope
+from jaxis.models.common.vision_tower import Patches, VisionTower
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
 
 
 class Qwen3DecoderLayer(PreNormDecoderLayer):
@@ -46,16 +57,42 @@ class Qwen3VLForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
     other_keys = ("vision_config",)
 
 
-class LightOnOcrForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
-    """LightOnOCR; images are not supported."""
+class LightOnOcrVision(VisionTower):
+    """The vision tower of LightOnOCR, with its projector.
 
+    Args:
+      vllm_config: Its config is what `config_keys` name.
+      rng: For the initial weights.
+
+    Raises:
+      ConfigError: config.json asks for something that is not supported.
+    """
+
+    config_keys = ("vision_config", "spatial_merge_size", "text_config.hidden_size", "text_config.rms_norm_eps")
+    prefixes = ("vision_encoder.", "vision_projection.")
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
+        scope = LayerScope(vllm_config, rng)
+        self.vision_encoder = PixtralTower(vision_scope(scope / "vision_encoder"))
+        self.vision_projection = PixtralProjector(scope / "vision_projection", self.vision_encoder.hidden_size)
+        self.patch_size, self.merge_size = self.vision_encoder.patch_size, self.vision_projection.merge_size
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """See `VisionTower`."""
+        return self.vision_projection(self.vision_encoder(patches))
+
+
+class LightOnOcrForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
+    """The text of LightOnOCR, and what encodes images for it."""
+
+    tower = LightOnOcrVision
     text_model_types = ("qwen3",)
     other_parts = ("model.vision_encoder", "model.vision_projection")
     other_keys = ("vision_config", "spatial_merge_size")
 
 
 FAMILY = Family(
-    "Qwen3; Qwen3-VL, LightOnOCR (text)",
+    "Qwen3; LightOnOCR; Qwen3-VL (text)",
     (Qwen3ForCausalLM, Qwen3VLForConditionalGeneration, LightOnOcrForConditionalGeneration),
     "a norm on each query and key head",
     gguf=("qwen3",),

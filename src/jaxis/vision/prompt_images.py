@@ -13,7 +13,8 @@ from jaxis.prompts import EmbeddedInput, Message, TokenizedPrompt
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_template import IMAGE_PART
 from jaxis.vision.decode import ImageSource, decode_image, open_image
-from jaxis.vision.processor import ImageProcessor, read_processor
+from jaxis.vision.processors import read_processor
+from jaxis.vision.processors.processor import ImageProcessor
 
 NO_IMAGES = "this model does not support image input: send text"
 
@@ -73,13 +74,12 @@ class PromptImages:
         start = 0
         for place, image, name in zip(places, opened, names, strict=True):
             with _DECODING:
-                pixels = processor.pixels(decode_image(image, name))
-            height, width, _ = pixels.shape
-            own, rows = processor.tokens(width, height)
+                upright = decode_image(image, name)
+                views = processor.views(upright)
+            own, rows = processor.tokens(*upright.size)
             expanded += token_ids[start:place]
-            first = len(expanded)
-            digest = processor.digest(pixels)
-            inputs.append(EmbeddedInput(digest, first, len(own), tuple(rows), pixels.shape, pixels.tobytes()))
+            digest = processor.digest(views)
+            inputs.append(EmbeddedInput(digest, len(expanded), len(own), tuple(rows), views.shape, views.tobytes()))
             expanded += own
             start = place + 1
         return dataclasses.replace(prompt, token_ids=expanded + token_ids[start:], inputs=tuple(inputs))
@@ -87,8 +87,8 @@ class PromptImages:
     def _check_length(self, num_tokens: int, sizes: Sequence[tuple[int, int]]) -> None:
         """Raises a ContextLengthError for images too large; on their side, they may have a few tokens less."""
         for width, height in sizes:
-            both = (self._processor.target_size(*size) for size in ((width, height), (height, width)))
-            num_tokens += min(len(self._processor.tokens(*size)[0]) for size in both) - 1
+            both = (self._processor.tokens(*size) for size in ((width, height), (height, width)))
+            num_tokens += min(len(token_ids) for token_ids, _ in both) - 1
         if num_tokens >= self._max_model_len:
             raise ContextLengthError(num_tokens, self._max_model_len, at_least=True)
 

@@ -35,7 +35,8 @@ from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.models.registry import model_class_of
 from jaxis.prompts import EmbeddedInput
 from jaxis.tokenizer import Tokenizer
-from jaxis.vision.processor import PixelScale, read_processor
+from jaxis.vision.processors import read_processor
+from jaxis.vision.processors.processor import PixelScale
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -121,8 +122,8 @@ def vision_room(
 class ImageEncoder:
     """The `InputEncoder` of images: each is encoded once while a request with it runs, and for a while after.
 
-    Every image is encoded alone, so that its embeddings depend on nothing else. The host keeps them: steps take the
-    rows that they need.
+    Every view of an image is encoded alone, so that its embeddings depend on nothing else. The host keeps them: steps
+    take the rows that they need.
 
     Attributes:
       max_inputs: See `InputEncoder`.
@@ -154,10 +155,10 @@ class ImageEncoder:
     def check(self, item: EmbeddedInput) -> None:
         """See `InputEncoder`."""
         side = self.patch_size * self.merge_size
-        is_image = len(item.shape) == 3 and item.shape[2] == 3 and len(item.data) == math.prod(item.shape)
-        if not is_image or min(item.shape) < 1 or item.shape[0] % side or item.shape[1] % side:
+        is_image = len(item.shape) == 4 and item.shape[3] == 3 and len(item.data) == math.prod(item.shape)
+        if not is_image or min(item.shape) < 1 or item.shape[1] % side or item.shape[2] % side:
             raise RequestError(f"an image of shape {list(item.shape)} is not one that the model's processor makes")
-        if item.shape[0] * item.shape[1] // side**2 != len(item.rows):
+        if math.prod(item.shape[:3]) // side**2 != len(item.rows):
             raise RequestError("an image has another number of embeddings than there are tokens for it")
 
     def begin(self) -> None:
@@ -191,12 +192,16 @@ class ImageEncoder:
         return rows
 
     def _encode(self, item: EmbeddedInput, programs: Programs) -> np.ndarray:
-        pixels = np.frombuffer(item.data, np.uint8).reshape(item.shape)
-        num_padded = _padded(pixels.shape[0] * pixels.shape[1] // self.patch_size**2)
-        packed = pack_patches(pixels, self.patch_size, self.merge_size, num_padded)
-        encoded = np.asarray(programs.run(EncodeKey(self, num_padded), packed), np.float32)
+        views = np.frombuffer(item.data, np.uint8).reshape(item.shape)
+        num_patches = views.shape[1] * views.shape[2] // self.patch_size**2
+        num_padded = _padded(num_patches)
+        rows = []
+        for view in views:
+            packed = pack_patches(view, self.patch_size, self.merge_size, num_padded)
+            encoded = np.asarray(programs.run(EncodeKey(self, num_padded), packed), np.float32)
+            rows.append(encoded[: num_patches // self.merge_size**2])
         self.num_encoded += 1
-        return encoded[: len(item.rows)].copy()
+        return np.concatenate(rows)
 
     def _keep(self, digest: bytes, rows: np.ndarray) -> None:
         """Keeps what no sequence holds any more, while there is room."""
@@ -206,7 +211,7 @@ class ImageEncoder:
             self._unused_bytes -= self._unused.popitem(last=False)[1].nbytes
 
     def encode(self, arrays: list[jax.Array], packed: jax.Array, num_padded: int) -> jax.Array:
-        """The tower over a packed image, inside a jitted function: float32 [num_padded / merge_size ** 2, E]."""
+        """The tower over a packed view, inside a jitted function: float32 [num_padded / merge_size ** 2, E]."""
         patches = unpack_patches(packed, self.patch_size, num_padded)
         by_channel = patches.pixels.reshape(num_padded, -1, 3).astype(jnp.float32)
         mean, std = (jnp.asarray(each, jnp.float32) for each in (self._scale.mean, self._scale.std))
@@ -218,9 +223,9 @@ class ImageEncoder:
 
 @dataclass(frozen=True)
 class EncodeKey:
-    """The tower over one image of at most `num_patches` patches.
+    """The tower over one view of at most `num_patches` patches.
 
-    (arrays, packed image i32) -> float32 [num_patches / merge_size ** 2, E].
+    (arrays, packed view i32) -> float32 [num_patches / merge_size ** 2, E].
     """
 
     encoder: ImageEncoder

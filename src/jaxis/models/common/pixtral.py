@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jaxis.errors import ConfigError
-from jaxis.kernels.weights import matmul
 from jaxis.layers.leaves import linear, rms_norm
-from jaxis.layers.linear import DEFAULT_INIT
 from jaxis.layers.mlp import GatedMLP, activation_function
-from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
+from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.vision_layers import PatchConvolution, attend_to_all, run_layer
 from jaxis.models.common.vision_tower import Patches
 
 _NORM_EPSILON = 1e-5
-_QUERY_CHUNK = 256  # patches whose scores are in memory at once
 
 
 class PixtralAttention(JaxModule):
@@ -45,16 +39,7 @@ class PixtralAttention(JaxModule):
         q = _rotate(self.q_proj(x).reshape(heads), cos, sin)
         k = _rotate(self.k_proj(x).reshape(heads), cos, sin)
         v = self.v_proj(x).reshape(heads)
-        hidden = jnp.arange(x.shape[0]) >= num_patches
-
-        def attend(q: jax.Array) -> jax.Array:
-            scores = jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
-            weights = jax.nn.softmax(jnp.where(hidden, -jnp.inf, scores), axis=-1)
-            return jnp.einsum("hqk,khd->qhd", weights.astype(x.dtype), v)
-
-        chunk = math.gcd(_QUERY_CHUNK, x.shape[0])
-        chunks = jax.lax.map(attend, q.reshape(-1, chunk, *q.shape[1:]))
-        return self.o_proj(chunks.reshape(x.shape))
+        return self.o_proj(attend_to_all(q, k, v, jnp.arange(x.shape[0]) >= num_patches))
 
 
 class PixtralLayer(JaxModule):
@@ -120,10 +105,7 @@ class PixtralTower(JaxModule):
         x = self.ln_pre(self.patch_conv(patches.pixels))
         angles = self._angles(patches.rows, patches.columns)
         for layer in self.transformer.layers:
-            if calls_are_observed():
-                x = layer(x, angles, patches.num_patches)
-            else:
-                x = _run_layer(*nnx.split(layer), x, angles, patches.num_patches)
+            x = run_layer(layer, x, angles, patches.num_patches)
         return x
 
     def _angles(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
@@ -131,25 +113,6 @@ class PixtralTower(JaxModule):
         inverse = 1.0 / self.rope_theta ** (jnp.arange(0, self.head_dim, 2, dtype=jnp.float32) / self.head_dim)
         by_rows = rows.astype(jnp.float32)[:, None] * inverse[0::2]
         return jnp.concatenate([by_rows, columns.astype(jnp.float32)[:, None] * inverse[1::2]], axis=-1)
-
-
-class PatchConvolution(JaxModule):
-    """A convolution whose kernels do not overlap: a product with each patch.
-
-    Args:
-      scope: The layer's scope.
-      patch_size: Pixels of a side of a patch.
-      num_features: C.
-    """
-
-    def __init__(self, scope: LayerScope, patch_size: int, num_features: int) -> None:
-        shape = (num_features, 3, patch_size, patch_size)
-        self.weight = make_parameter(scope.rngs, DEFAULT_INIT, shape, scope.dtype, axes=(None,) * 4)
-
-    def __call__(self, pixels: jax.Array) -> jax.Array:
-        """pixels [P, patch * patch * 3], channels last -> [P, C]."""
-        weight = self.weight[...]
-        return matmul(pixels, weight.transpose(0, 2, 3, 1).reshape(weight.shape[0], -1))
 
 
 class PatchMerger(JaxModule):
@@ -195,20 +158,6 @@ class PixtralProjector(JaxModule):
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [P, C] -> [P / merge_size ** 2, E]."""
         return self.linear_2(self.act(self.linear_1(self.patch_merger(self.norm(x)))))
-
-
-def vision_scope(scope: LayerScope) -> LayerScope:
-    """The scope of a tower, whose config is the checkpoint's `vision_config`."""
-    model_config = dataclasses.replace(scope.vllm_config.model_config, hf_config=scope.config["vision_config"])
-    return dataclasses.replace(scope, vllm_config=dataclasses.replace(scope.vllm_config, model_config=model_config))
-
-
-# Equal layers are traced once.
-@jax.jit(static_argnums=0)
-def _run_layer(
-    graphdef: nnx.GraphDef[PixtralLayer], state: nnx.State, x: jax.Array, angles: jax.Array, num_patches: jax.Array
-) -> jax.Array:
-    return nnx.merge(graphdef, state)(x, angles, num_patches)
 
 
 def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

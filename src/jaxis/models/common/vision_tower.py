@@ -1,4 +1,4 @@
-"""What a family's vision tower is to the engine, and how an image lies in the vector that its program takes."""
+"""What a family's vision tower is to the engine, and how an image's view lies in the vector that its program takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxis.models.common.interfaces import LoadableWithIterator
 
 
 class Patches(NamedTuple):
-    """An image as a tower takes it, its P patches padded.
+    """A view of an image as a tower takes it, its P patches padded.
 
     Attributes:
       pixels: Of each patch, [P, patch * patch * 3], row by row and channels last; uint8 on the host, and what the
@@ -30,7 +30,9 @@ class Patches(NamedTuple):
 
 
 class VisionTower(JaxModule, LoadableWithIterator):
-    """From an image to embeddings of the text model. Its parameters are the checkpoint's beside those of its text.
+    """From a view of an image to embeddings of the text model.
+
+    Its parameters are the checkpoint's beside those of its text.
 
     A family's constructor takes `vllm_config`, whose config.json is what `config_keys` name, and `rng`.
 
@@ -66,7 +68,7 @@ def _plain_name(name: str) -> str:
 
 
 def pack_patches(pixels: np.ndarray, patch_size: int, merge_size: int, num_padded: int) -> np.ndarray:
-    """An image as one int32 vector, for `unpack_patches`.
+    """A view of an image as one int32 vector, for `unpack_patches`.
 
     Patches that are merged follow each other, so that merging is a reshape.
 
@@ -97,7 +99,7 @@ def packed_size(num_padded: int, patch_size: int) -> int:
 
 
 def unpack_patches(packed: jax.Array, patch_size: int, num_padded: int) -> Patches:
-    """The patches of an image, inside a jitted function; their pixels are uint8."""
+    """The patches of a view, inside a jitted function; their pixels are uint8."""
     size = patch_size * patch_size * 3
     data = jax.lax.bitcast_convert_type(packed[1 + 2 * num_padded :], jnp.uint8).reshape(-1)
     places = packed[1 : 1 + 2 * num_padded].reshape(2, num_padded)

@@ -1,0 +1,224 @@
+"""What encodes images for InternVL (arXiv:2504.10479): InternViT, neighbours joined, and a projector."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxis.layers.leaves import layer_norm, linear, rms_norm
+from jaxis.layers.mlp import activation_function
+from jaxis.layers.module import JaxModule
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.vision_layers import (
+    PatchConvolution,
+    VisionMLP,
+    attend_to_all,
+    one_side,
+    parameter,
+    run_layer,
+    vision_scope,
+)
+from jaxis.models.common.vision_tower import Patches, VisionTower
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+
+_ROWS = 64  # that those of the class token and of padding after the patches are together
+
+
+class InternViTAttention(JaxModule):
+    """Attention of all patches and the class token to each other.
+
+    Args:
+      scope: The layer's scope, with the tower's config.
+      num_features: C.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int) -> None:
+        config = scope.config
+        self.num_heads: int = config.get("num_attention_heads", 16)
+        sizes, use_bias = (num_features, num_features), config.get("attention_bias", False)
+        self.q_proj = linear(scope / "q_proj", *sizes, axes=("heads", "embed"), use_bias=use_bias)
+        self.k_proj = linear(scope / "k_proj", *sizes, axes=("heads", "embed"), use_bias=use_bias)
+        self.v_proj = linear(scope / "v_proj", *sizes, axes=("heads", "embed"), use_bias=use_bias)
+        self.projection_layer = linear(scope / "projection_layer", *sizes, axes=("embed", "heads"), use_bias=True)
+        has_norms = config.get("use_qk_norm", False)
+        self.q_norm = rms_norm(scope, num_features, epsilon=1e-6) if has_norms else None
+        self.k_norm = rms_norm(scope, num_features, epsilon=1e-6) if has_norms else None
+
+    def __call__(self, x: jax.Array, is_hidden: jax.Array) -> jax.Array:
+        """x [P, C], and which rows are padding, bool [P] -> [P, C]."""
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (each.reshape(x.shape[0], self.num_heads, -1) for each in (q, k, v))
+        return self.projection_layer(attend_to_all(q, k, v, is_hidden))
+
+
+class InternViTLayer(JaxModule):
+    """A pre-norm layer whose changes are scaled by feature.
+
+    Args:
+      scope: The layer's scope, with the tower's config.
+      num_features: C.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int) -> None:
+        config = scope.config
+        epsilon = config.get("layer_norm_eps", 1e-6)
+        make_norm = rms_norm if config.get("norm_type", "layer_norm") == "rms_norm" else layer_norm
+        self.layernorm_before = make_norm(scope, num_features, epsilon=epsilon)
+        self.attention = InternViTAttention(scope / "attention", num_features)
+        self.layernorm_after = make_norm(scope, num_features, epsilon=epsilon)
+        size, activation = config.get("intermediate_size", 4096), config.get("hidden_act", "gelu")
+        self.mlp = VisionMLP(scope / "mlp", num_features, size, activation)
+        self.lambda_1, self.lambda_2 = parameter(scope, num_features), parameter(scope, num_features)
+
+    def __call__(self, x: jax.Array, is_hidden: jax.Array) -> jax.Array:
+        """See `InternViTAttention`."""
+        x = x + self.lambda_1[...] * self.attention(self.layernorm_before(x), is_hidden)
+        return x + self.lambda_2[...] * self.mlp(self.layernorm_after(x))
+
+
+class InternViTPatches(JaxModule):
+    """The convolution.
+
+    Args:
+      scope: The layer's scope.
+      patch_size: Pixels of a side of a patch.
+      num_features: C.
+    """
+
+    def __init__(self, scope: LayerScope, patch_size: int, num_features: int) -> None:
+        self.projection = PatchConvolution(scope / "projection", patch_size, num_features, use_bias=True)
+
+
+class InternViTEmbeddings(JaxModule):
+    """Patches, the class token, and where they are.
+
+    Args:
+      scope: The embeddings' scope, with the tower's config.
+      patch_size: Pixels of a side of a patch.
+      side: Patches of a side of a view.
+      num_features: C.
+    """
+
+    def __init__(self, scope: LayerScope, patch_size: int, side: int, num_features: int) -> None:
+        config = scope.config
+        config.expect("use_mask_token", False)
+        config.expect("use_absolute_position_embeddings", True)
+        self.side = side
+        self.cls_token = parameter(scope, 1, 1, num_features)
+        self.position_embeddings = parameter(scope, 1, side * side + 1, num_features)
+        self.patch_embeddings = InternViTPatches(scope / "patch_embeddings", patch_size, num_features)
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """The patches -> [P + 64, C]: the class token is the row after the patches."""
+        places = self.position_embeddings[...][0]
+        x = self.patch_embeddings.projection(patches.pixels) + places[1 + patches.rows * self.side + patches.columns]
+        cls = self.cls_token[...][0] + places[:1]
+        return jnp.concatenate([x, cls.astype(x.dtype), jnp.zeros((_ROWS - 1, x.shape[-1]), x.dtype)])
+
+
+class InternViTEncoder(JaxModule):
+    """The layers.
+
+    Args:
+      scope: The encoder's scope, with the tower's config.
+      num_features: C.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int) -> None:
+        count = scope.config.get("num_hidden_layers", 24)
+        self.layer = [InternViTLayer(scope / "layer" / str(i), num_features) for i in range(count)]
+
+
+class InternViT(JaxModule):
+    """The vision transformer.
+
+    Args:
+      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
+
+    Raises:
+      ConfigError: The config asks for something that is not supported.
+    """
+
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        config.expect("model_type", "internvl_vision")
+        config.expect("num_channels", 3)
+        for key in ("attention_dropout", "hidden_dropout_prob", "projection_dropout"):
+            config.expect(key, 0.0)
+        config.expect("use_mean_pooling", True)
+        config.ignore("layer_scale_init_value", because="the checkpoint has the scales")
+        self.patch_size = one_side(config.get("patch_size", 14), config.source)
+        side = one_side(config.get("image_size", 448), config.source) // self.patch_size
+        self.hidden_size: int = config.get("hidden_size", 1024)
+        self.embeddings = InternViTEmbeddings(scope / "embeddings", self.patch_size, side, self.hidden_size)
+        self.encoder = InternViTEncoder(scope / "encoder", self.hidden_size)
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """The patches -> [P, C]."""
+        num_rows = patches.pixels.shape[0]
+        x, rows = self.embeddings(patches), jnp.arange(num_rows + _ROWS)
+        is_hidden = (rows >= patches.num_patches) & (rows != num_rows)
+        for layer in self.encoder.layer:
+            x = run_layer(layer, x, is_hidden)
+        return x[:num_rows]
+
+
+class InternVLProjector(JaxModule):
+    """From neighbouring patches to embeddings of the text.
+
+    Args:
+      scope: The projector's scope, with all of config.json.
+      num_features: Of neighbours together.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int) -> None:
+        config = scope.config
+        size = config["text_config"]["hidden_size"]
+        self.layer_norm = layer_norm(scope, num_features, epsilon=1e-5)
+        self.linear_1 = linear(scope / "linear_1", num_features, size, axes=("mlp", "embed"), use_bias=True)
+        self.act = activation_function(config.get("projector_hidden_act", "gelu"))
+        self.linear_2 = linear(scope / "linear_2", size, size, axes=("embed", "mlp"), use_bias=True)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [P, features] -> [P, E]."""
+        return self.linear_2(self.act(self.linear_1(self.layer_norm(x))))
+
+
+class InternVLVision(VisionTower):
+    """The vision tower of InternVL, with its projector.
+
+    Args:
+      vllm_config: Its config is what `config_keys` name.
+      rng: For the initial weights.
+
+    Raises:
+      ConfigError: config.json asks for something that is not supported.
+    """
+
+    config_keys = (
+        *("vision_config", "projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy"),
+        *("downsample_ratio", "text_config.hidden_size"),
+    )
+    prefixes = ("vision_tower.", "multi_modal_projector.")
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
+        scope = LayerScope(vllm_config, rng)
+        config = scope.config
+        config.expect("vision_feature_layer", -1)
+        config.expect("vision_feature_select_strategy", "default")
+        self.vision_tower = InternViT(vision_scope(scope / "vision_tower"))
+        self.patch_size, self.merge_size = self.vision_tower.patch_size, int(1 / config.get("downsample_ratio", 0.5))
+        num_features = self.vision_tower.hidden_size * self.merge_size**2
+        self.multi_modal_projector = InternVLProjector(scope / "multi_modal_projector", num_features)
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """See `VisionTower`."""
+        x = self.vision_tower(patches)
+        return self.multi_modal_projector(x.reshape(x.shape[0] // self.merge_size**2, -1))

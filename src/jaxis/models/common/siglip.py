@@ -1,0 +1,141 @@
+"""SigLIP's vision transformer (arXiv:2303.15343), which reads squares of one size, as Idefics3 and Gemma 3 have it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.layers.leaves import layer_norm, linear
+from jaxis.layers.module import JaxModule
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.vision_layers import (
+    PatchConvolution,
+    PositionTable,
+    VisionMLP,
+    attend_to_all,
+    one_side,
+    run_layer,
+)
+from jaxis.models.common.vision_tower import Patches
+
+
+class SiglipAttention(JaxModule):
+    """Attention of all patches of a view to each other.
+
+    Args:
+      scope: The layer's scope.
+      num_features: C.
+      num_heads: H.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int, num_heads: int) -> None:
+        self.num_heads = num_heads
+        sizes = num_features, num_features
+        self.q_proj = linear(scope / "q_proj", *sizes, axes=("heads", "embed"), use_bias=True)
+        self.k_proj = linear(scope / "k_proj", *sizes, axes=("heads", "embed"), use_bias=True)
+        self.v_proj = linear(scope / "v_proj", *sizes, axes=("heads", "embed"), use_bias=True)
+        self.out_proj = linear(scope / "out_proj", *sizes, axes=("embed", "heads"), use_bias=True)
+
+    def __call__(self, x: jax.Array, num_patches: jax.Array) -> jax.Array:
+        """x [P, C], the first `num_patches` of which are seen -> [P, C]."""
+        heads = x.shape[0], self.num_heads, -1
+        q, k, v = (layer(x).reshape(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        return self.out_proj(attend_to_all(q, k, v, jnp.arange(x.shape[0]) >= num_patches))
+
+
+class SiglipLayer(JaxModule):
+    """A pre-norm layer.
+
+    Args:
+      scope: The layer's scope, with the tower's config.
+      num_features: C.
+      intermediate_size: F.
+      num_heads: H.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int, intermediate_size: int, num_heads: int) -> None:
+        config = scope.config
+        epsilon = config.get("layer_norm_eps", 1e-6)
+        self.layer_norm1 = layer_norm(scope, num_features, epsilon=epsilon)
+        self.self_attn = SiglipAttention(scope / "self_attn", num_features, num_heads)
+        self.layer_norm2 = layer_norm(scope, num_features, epsilon=epsilon)
+        activation = config.get("hidden_act", "gelu_pytorch_tanh")
+        self.mlp = VisionMLP(scope / "mlp", num_features, intermediate_size, activation)
+
+    def __call__(self, x: jax.Array, num_patches: jax.Array) -> jax.Array:
+        """See `SiglipAttention`."""
+        x = x + self.self_attn(self.layer_norm1(x), num_patches)
+        return x + self.mlp(self.layer_norm2(x))
+
+
+class SiglipEncoder(JaxModule):
+    """The layers.
+
+    Args:
+      scope: The encoder's scope, with the tower's config.
+      num_features: C.
+      defaults: Of config.json's sizes, by key.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int, defaults: dict[str, int]) -> None:
+        sizes = [scope.config.get(key, defaults[key]) for key in ("intermediate_size", "num_attention_heads")]
+        count = scope.config.get("num_hidden_layers", defaults["num_hidden_layers"])
+        self.layers = [SiglipLayer(scope.layer(i), num_features, *sizes) for i in range(count)]
+
+
+class SiglipEmbeddings(JaxModule):
+    """Patches, and where they are.
+
+    Args:
+      scope: The embeddings' scope.
+      patch_size: Pixels of a side of a patch.
+      side: Patches of a side of a view.
+      num_features: C.
+    """
+
+    def __init__(self, scope: LayerScope, patch_size: int, side: int, num_features: int) -> None:
+        self.side = side
+        self.patch_embedding = PatchConvolution(scope / "patch_embedding", patch_size, num_features, use_bias=True)
+        self.position_embedding = PositionTable(scope / "position_embedding", side * side, num_features)
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """The patches -> [P, C]."""
+        places = patches.rows * self.side + patches.columns
+        return self.patch_embedding(patches.pixels) + self.position_embedding(places)
+
+
+class SiglipTower(JaxModule):
+    """The vision transformer.
+
+    Args:
+      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
+      model_types: That the config may have.
+      defaults: Of config.json's sizes, by key.
+
+    Raises:
+      ConfigError: The config asks for something that is not supported.
+    """
+
+    def __init__(self, scope: LayerScope, model_types: tuple[str, ...], defaults: dict[str, int]) -> None:
+        config = scope.config
+        config.expect("model_type", *model_types)
+        config.expect("num_channels", 3)
+        config.expect("attention_dropout", 0.0)
+        config.ignore("vision_use_head", because="only the patches are read, not what the head makes of them")
+        for key in ("max_image_size", "size", "use_base_siglip", "tie_word_embeddings"):
+            config.ignore(key, because="the tower has no such setting: the processor's are in its own file")
+        self.image_size = one_side(config.get("image_size", defaults["image_size"]), config.source)
+        self.patch_size = one_side(config.get("patch_size", defaults["patch_size"]), config.source)
+        self.hidden_size: int = config.get("hidden_size", defaults["hidden_size"])
+        self.side = self.image_size // self.patch_size
+        self.embeddings = SiglipEmbeddings(scope / "embeddings", self.patch_size, self.side, self.hidden_size)
+        self.encoder = SiglipEncoder(scope / "encoder", self.hidden_size, defaults)
+        epsilon = config.get("layer_norm_eps", 1e-6)
+        self.post_layernorm = layer_norm(scope, self.hidden_size, epsilon=epsilon)
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """The patches -> [P, C]."""
+        x = self.embeddings(patches)
+        for layer in self.encoder.layers:
+            x = run_layer(layer, x, patches.num_patches)
+        return self.post_layernorm(x)

@@ -1,0 +1,139 @@
+"""What vision towers are made of: patches, attention of all to all, and layers without a gate."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxis.errors import ConfigError
+from jaxis.kernels.weights import matmul
+from jaxis.layers.leaves import linear
+from jaxis.layers.linear import DEFAULT_INIT
+from jaxis.layers.mlp import activation_function
+from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
+from jaxis.layers.scope import LayerScope
+
+_QUERY_CHUNK = 256  # patches whose scores are in memory at once
+
+
+class PatchConvolution(JaxModule):
+    """A convolution whose kernels do not overlap: a product with each patch.
+
+    Args:
+      scope: The layer's scope.
+      patch_size: Pixels of a side of a patch.
+      num_features: C.
+      use_bias: Whether there is a `bias` [C].
+    """
+
+    def __init__(self, scope: LayerScope, patch_size: int, num_features: int, *, use_bias: bool = False) -> None:
+        self.weight = parameter(scope, num_features, 3, patch_size, patch_size)
+        self.bias = parameter(scope, num_features) if use_bias else None
+
+    def __call__(self, pixels: jax.Array) -> jax.Array:
+        """pixels [P, patch * patch * 3], channels last -> [P, C]."""
+        weight = self.weight[...]
+        product = matmul(pixels, weight.transpose(0, 2, 3, 1).reshape(weight.shape[0], -1))
+        return product if self.bias is None else product + self.bias[...]
+
+
+class PositionTable(JaxModule):
+    """An embedding of each place.
+
+    Args:
+      scope: The table's scope.
+      num_places: How many there are.
+      num_features: C.
+    """
+
+    def __init__(self, scope: LayerScope, num_places: int, num_features: int) -> None:
+        self.weight = parameter(scope, num_places, num_features)
+
+    def __call__(self, places: jax.Array) -> jax.Array:
+        """places i32 [P] -> [P, C]."""
+        return self.weight[...][places]
+
+
+class VisionMLP(JaxModule):
+    """`fc2(act(fc1(x)))`.
+
+    Args:
+      scope: The layer's scope.
+      num_features: C.
+      intermediate_size: F.
+      activation: Its name.
+
+    Raises:
+      ConfigError: The activation is unknown.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int, intermediate_size: int, activation: str) -> None:
+        into, out = ("mlp", "embed"), ("embed", "mlp")
+        self.fc1 = linear(scope / "fc1", num_features, intermediate_size, axes=into, use_bias=True)
+        self.act = activation_function(activation)
+        self.fc2 = linear(scope / "fc2", intermediate_size, num_features, axes=out, use_bias=True)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [P, C] -> [P, C]."""
+        return self.fc2(self.act(self.fc1(x)))
+
+
+def attend_to_all(q: jax.Array, k: jax.Array, v: jax.Array, is_hidden: jax.Array) -> jax.Array:
+    """Attention of all patches to each other.
+
+    Args:
+      q: [P, H, D].
+      k: [P, H, D].
+      v: [P, H, D].
+      is_hidden: bool [P], which are padding.
+
+    Returns:
+      [P, H * D].
+    """
+    num_patches = q.shape[0]
+
+    def attend(q: jax.Array) -> jax.Array:
+        scores = jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+        weights = jax.nn.softmax(jnp.where(is_hidden, -jnp.inf, scores), axis=-1)
+        return jnp.einsum("hqk,khd->qhd", weights.astype(v.dtype), v)
+
+    chunk = math.gcd(_QUERY_CHUNK, num_patches)
+    return jax.lax.map(attend, q.reshape(-1, chunk, *q.shape[1:])).reshape(num_patches, -1)
+
+
+def vision_scope(scope: LayerScope) -> LayerScope:
+    """The scope of a tower, whose config is the checkpoint's `vision_config`."""
+    model_config = dataclasses.replace(scope.vllm_config.model_config, hf_config=scope.config["vision_config"])
+    return dataclasses.replace(scope, vllm_config=dataclasses.replace(scope.vllm_config, model_config=model_config))
+
+
+def one_side(value: Any, source: str) -> int:
+    """A size that may be given once or for both sides.
+
+    Raises:
+      ConfigError: The sides differ.
+    """
+    sides = value if isinstance(value, list | tuple) else [value]
+    if len(set(sides)) != 1 or not isinstance(sides[0], int):
+        raise ConfigError(f"{source}: the vision tower has sides of {value!r}; expected a square")
+    return sides[0]
+
+
+def parameter(scope: LayerScope, *shape: int) -> nnx.Param:
+    """A parameter that every device has all of."""
+    return make_parameter(scope.rngs, DEFAULT_INIT, shape, scope.dtype, axes=(None,) * len(shape))
+
+
+def run_layer(layer: Any, *args: jax.Array) -> jax.Array:
+    """Calls a layer; equal ones are traced once."""
+    return layer(*args) if calls_are_observed() else _run_layer(*nnx.split(layer), *args)
+
+
+@jax.jit(static_argnums=0)
+def _run_layer(graphdef: nnx.GraphDef[Any], state: nnx.State, *args: jax.Array) -> jax.Array:
+    return nnx.merge(graphdef, state)(*args)

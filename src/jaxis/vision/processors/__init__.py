@@ -1,0 +1,42 @@
+"""The image processors of families: which pixels a tower sees of an image, and which tokens stand for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxis.vision.processors.idefics3 import Idefics3Processor
+from jaxis.vision.processors.internvl import InternVLProcessor
+from jaxis.vision.processors.pixtral import PixtralProcessor
+from jaxis.vision.processors.processor import ImageProcessor
+from jaxis.vision.processors.settings import ProcessorSettings
+
+if TYPE_CHECKING:
+    from jaxis.tokenizer import Tokenizer
+
+_PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcessor]] = {
+    "Pixtral": PixtralProcessor.read,
+    "LightOnOcr": PixtralProcessor.read_lighton_ocr,
+    "Idefics3": Idefics3Processor.read,
+    "SmolVLM": Idefics3Processor.read,
+    "InternVL": InternVLProcessor.read,
+}
+"""How the names of processors in the files begin -> what reads their settings."""
+
+
+def read_processor(folder: Path, tokenizer: Tokenizer | None) -> ImageProcessor | None:
+    """The processor of a checkpoint's images; None if it has no files of one that is supported, or no tokenizer.
+
+    Raises:
+      ConfigError: Its settings are not supported.
+      CheckpointError: A file is not a JSON object.
+    """
+    if tokenizer is None or not folder.is_dir():
+        return None
+    settings = ProcessorSettings(folder)
+    for name in settings.names:
+        for known, read in _PROCESSORS.items():
+            if name.startswith(known):
+                return read(settings, tokenizer)
+    return None

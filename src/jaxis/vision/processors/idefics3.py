@@ -1,0 +1,112 @@
+"""Idefics3's and SmolVLM's images: enlarged, cut into squares, and seen once more as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxis.vision.processors.processor import ImageProcessor, tiles_of
+from jaxis.vision.processors.settings import HALF_SCALE, ProcessorSettings
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from jaxis.tokenizer import Tokenizer
+
+_IMAGE, _AROUND, _WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
+_MOST_PIXELS = 4096  # of a side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idefics3Processor(ImageProcessor):
+    """Each square has a row and a column in the prompt, and so many placeholders.
+
+    Attributes:
+      longest_edge: Pixels of the longer side, before both become multiples of a square's.
+      tile_size: Pixels of a side of a square.
+      splits: Whether there are squares, not just the whole image.
+      num_tokens: Of a square, and of the whole.
+      encode: Tokenizes what stands for an image.
+    """
+
+    longest_edge: int
+    tile_size: int
+    splits: bool
+    num_tokens: int
+    encode: Callable[[str], list[int]]
+
+    @classmethod
+    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> Idefics3Processor:
+        """Reads the settings of Idefics3 and SmolVLM.
+
+        Raises:
+          ConfigError: A setting is missing or not supported.
+        """
+        settings.check("max_image_size", "do_image_splitting", "return_row_col_info", "video_sampling")
+        return cls(
+            pixel_scale=settings.scale(HALF_SCALE),
+            resample=settings.image("resample", 1),
+            placeholder=_IMAGE,
+            placeholder_id=settings.token_id(_IMAGE, tokenizer),
+            longest_edge=settings.size("size", "longest_edge", 4 * 364),
+            tile_size=settings.size("max_image_size", "longest_edge", 364),
+            splits=settings.image("do_image_splitting", True),
+            num_tokens=settings.processor.get("image_seq_len", 169),
+            encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        )
+
+    def target_sizes(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The two widths and heights that an image is resized to before it is cut, one after the other."""
+        ratio = width / height
+        if width >= height:
+            width, height = self.longest_edge, _even(int(self.longest_edge / ratio))
+        else:
+            width, height = _even(int(self.longest_edge * ratio)), self.longest_edge
+        width, height = max(width, 1), max(height, 1)
+        ratio = width / height
+        if width >= height and width > _MOST_PIXELS:
+            width, height = _MOST_PIXELS, max(int(_MOST_PIXELS / ratio), 1)
+        elif height > width and height > _MOST_PIXELS:
+            width, height = max(int(_MOST_PIXELS * ratio), 1), _MOST_PIXELS
+        first = width, height
+        ratio, tile = width / height, self.tile_size
+        if width >= height:
+            width = math.ceil(width / tile) * tile
+            return first, (width, math.ceil(int(width / ratio) / tile) * tile)
+        height = math.ceil(height / tile) * tile
+        return first, (math.ceil(int(height * ratio) / tile) * tile, height)
+
+    def views(self, image: Image) -> np.ndarray:
+        """See `ImageProcessor`; the squares row by row, and the whole last."""
+        tile = self.tile_size
+        first, second = self.target_sizes(*image.size)
+        image = self.resized(image, *first)
+        if not self.splits:
+            return np.asarray(self.resized(image, tile, tile))[None]
+        image = self.resized(image, *second)
+        if second == (tile, tile):
+            return np.asarray(image)[None]
+        return np.concatenate([tiles_of(image, tile), np.asarray(self.resized(image, tile, tile))[None]])
+
+    def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
+        """See `ImageProcessor`."""
+        _, second = self.target_sizes(width, height)
+        columns, rows = (side // self.tile_size for side in second)
+        images = _IMAGE * self.num_tokens
+        text = f"{_AROUND}{_WHOLE}{images}{_AROUND}"
+        if self.splits and (columns, rows) != (1, 1):
+            lines = (
+                "".join(f"{_AROUND}<row_{row + 1}_col_{column + 1}>{images}" for column in range(columns)) + "\n"
+                for row in range(rows)
+            )
+            text = f"{''.join(lines)}\n{text}"
+        token_ids = self.encode(text)
+        return token_ids, [i for i, token_id in enumerate(token_ids) if token_id == self.placeholder_id]
+
+
+def _even(side: int) -> int:
+    return side + side % 2

@@ -1,0 +1,89 @@
+"""InternVL's images: cut into squares whose grid has nearly their proportions, and seen once more as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxis.vision.processors.processor import ImageProcessor, tiles_of
+from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from jaxis.tokenizer import Tokenizer
+
+_START, _IMAGE, _END = "<img>", "<IMG_CONTEXT>", "</img>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternVLProcessor(ImageProcessor):
+    """All squares' placeholders stand between a token that begins the image and one that ends it.
+
+    Attributes:
+      tile_size: Pixels of a side of a square.
+      min_tiles, max_tiles: How many squares an image is cut into; the whole is one more, if there are several.
+      num_tokens: Of a square.
+      start_id, end_id: The tokens around an image.
+    """
+
+    tile_size: int
+    min_tiles: int
+    max_tiles: int
+    num_tokens: int
+    start_id: int
+    end_id: int
+
+    @classmethod
+    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> InternVLProcessor:
+        """Reads the settings of InternVL.
+
+        Raises:
+          ConfigError: A setting is missing or not supported.
+        """
+        # Whether to crop is what the reference's processor says, whatever the file has.
+        settings.check("crop_to_patches", "min_patches", "max_patches")
+        return cls(
+            pixel_scale=settings.scale(CLIP_SCALE),
+            resample=settings.image("resample", 3),
+            placeholder=_IMAGE,
+            placeholder_id=settings.token_id(_IMAGE, tokenizer),
+            tile_size=settings.square(384),
+            min_tiles=settings.image("min_patches", 1),
+            max_tiles=settings.image("max_patches", 12),
+            num_tokens=settings.processor.get("image_seq_length", 256),
+            start_id=settings.token_id(_START, tokenizer),
+            end_id=settings.token_id(_END, tokenizer),
+        )
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Columns and rows of squares: of the grids whose proportions are nearest, the largest the image may fill."""
+        if self.max_tiles <= 1:
+            return 1, 1
+        sides = range(1, self.max_tiles + 1)
+        grids = [(c, r) for c in sides for r in sides if self.min_tiles <= c * r <= self.max_tiles]
+        best, nearest = (1, 1), float("inf")
+        for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+            distance = abs(width / height - columns / rows)
+            fills = width * height > 0.5 * self.tile_size * self.tile_size * columns * rows
+            if distance < nearest or (distance == nearest and fills):
+                best, nearest = (columns, rows), distance
+        return best
+
+    def views(self, image: Image) -> np.ndarray:
+        """See `ImageProcessor`; the squares row by row, and the whole last."""
+        tile = self.tile_size
+        columns, rows = self.grid(*image.size)
+        tiles = tiles_of(self.resized(image, columns * tile, rows * tile), tile)
+        if len(tiles) == 1:
+            return tiles
+        return np.concatenate([tiles, np.asarray(self.resized(image, tile, tile))[None]])
+
+    def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
+        """See `ImageProcessor`."""
+        columns, rows = self.grid(width, height)
+        num_tiles = columns * rows
+        count = (num_tiles + (num_tiles > 1)) * self.num_tokens
+        return [self.start_id, *[self.placeholder_id] * count, self.end_id], list(range(1, count + 1))

@@ -1,0 +1,82 @@
+"""From an image to the pixels that a vision tower reads, and the tokens that stand for it in a prompt.
+
+A processor gives the pixels and tokens of the processors in transformers that use Pillow; those that use torchvision
+differ by a few levels in resized pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True)
+class PixelScale:
+    """How pixels become a tower's input: `(pixel * factor - mean) / std`, by channel.
+
+    Attributes:
+      factor: 1 / 255, as files have it.
+      mean, std: Of red, green and blue.
+    """
+
+    factor: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageProcessor:
+    """Prepares images for one tower; a family's own is a subclass.
+
+    Attributes:
+      pixel_scale: Applied by the tower.
+      resample: Pillow's number of the filter.
+      placeholder: What stands for an image in a prompt before it is expanded.
+      placeholder_id: The token.
+    """
+
+    pixel_scale: PixelScale
+    resample: int
+    placeholder: str
+    placeholder_id: int
+
+    def views(self, image: Image) -> np.ndarray:
+        """What the tower sees of an upright RGB image, each view by itself: uint8 [views, height, width, 3]."""
+        raise NotImplementedError
+
+    def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
+        """The tokens that stand for an upright image of a size, and the places among them that take its embeddings."""
+        raise NotImplementedError
+
+    def digest(self, views: np.ndarray) -> bytes:
+        """SHA-256 of what the embeddings depend on besides the tower: each field with its length."""
+        scale = self.pixel_scale
+        fields = (
+            type(self).__name__.encode(),
+            json.dumps([scale.factor, scale.mean, scale.std]).encode(),
+            repr(views.shape).encode(),
+        )
+        digest = hashlib.sha256()
+        for part in (*fields, np.ascontiguousarray(views).data):
+            digest.update(struct.pack("<Q", len(part) if isinstance(part, bytes) else part.nbytes))
+            digest.update(part)
+        return digest.digest()
+
+    def resized(self, image: Image, width: int, height: int) -> Image:
+        """The image in another size."""
+        return image.resize((width, height), resample=self.resample)
+
+
+def tiles_of(image: Image, size: int) -> np.ndarray:
+    """An image whose sides are multiples of `size`, cut into squares: uint8 [tiles, size, size, 3], row by row."""
+    pixels = np.asarray(image)
+    rows, columns = pixels.shape[0] // size, pixels.shape[1] // size
+    return pixels.reshape(rows, size, columns, size, 3).swapaxes(1, 2).reshape(rows * columns, size, size, 3)

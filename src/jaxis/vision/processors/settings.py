@@ -1,0 +1,121 @@
+"""The files that say how a checkpoint's images are prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxis.errors import ConfigError
+from jaxis.host.json_object import read_json_object
+from jaxis.vision.processors.processor import PixelScale
+
+if TYPE_CHECKING:
+    from jaxis.tokenizer import Tokenizer
+
+CLIP_SCALE = PixelScale(1 / 255, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+HALF_SCALE = PixelScale(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+# Settings of image processors that are supported with these values only; None stands for a setting left out.
+_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "do_resize": (True, None),
+    "do_rescale": (True, None),
+    "do_normalize": (True, None),
+    "do_convert_rgb": (True, None),
+    "do_center_crop": (False, None),
+    "crop_size": (None,),
+}
+# Those that name the processor, or say how batches of images are made.
+_NEUTRAL = frozenset(
+    {
+        *("processor_class", "image_processor_type", "do_pad", "data_format", "input_data_format", "device"),
+        *("return_tensors", "disable_grouping", "default_to_square", "pad_size", "image_seq_length"),
+    }
+)
+_READ = frozenset({"size", "resample", "rescale_factor", "image_mean", "image_std", "patch_size"})
+
+
+class ProcessorSettings:
+    """The settings of a folder's preprocessor_config.json and processor_config.json.
+
+    Attributes:
+      source: The folder.
+      processor: Those about tokens and patches.
+      model: config.json.
+      names: What the files call the processor, the most telling name first.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.source = str(folder)
+        self.model = _read(folder / "config.json")
+        self.processor = _read(folder / "processor_config.json")
+        nested = self.processor.get("image_processor")
+        self._image = nested if isinstance(nested, dict) else _read(folder / "preprocessor_config.json")
+        names = (
+            self.processor.get("processor_class"),
+            *map(self._image.get, ("processor_class", "image_processor_type")),
+        )
+        self.names = [name for name in names if isinstance(name, str)]
+
+    def check(self, *known: str) -> None:
+        """Raises a ConfigError for a setting about pixels that is not known, or has an unsupported value.
+
+        Args:
+          *known: Names of settings that the family has beside those of every processor.
+        """
+        for key, value in self._image.items():
+            if key in _ONLY and value not in _ONLY[key]:
+                raise ConfigError(f"{self.source}: the image processor has {key}={value!r}, which is not supported")
+            if key not in _ONLY and key not in _NEUTRAL and key not in _READ and key not in known:
+                raise ConfigError(f"{self.source}: the image processor has the unknown setting {key!r}")
+
+    def image(self, key: str, default: Any) -> Any:
+        """A setting about pixels."""
+        value = self._image.get(key)
+        return default if value is None else value
+
+    def size(self, key: str, name: str, default: int) -> int:
+        """A size in pixels, which files have in an object: `key` and the `name` in it.
+
+        Raises:
+          ConfigError: The object has other sizes.
+        """
+        size = self.image(key, {name: default})
+        value = size.get(name) if isinstance(size, Mapping) else None
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{self.source} has {key}={size!r}, of which only {name} is supported")
+        return value
+
+    def square(self, default: int) -> int:
+        """The side of the square that images are resized to.
+
+        Raises:
+          ConfigError: It is no square.
+        """
+        side = self.size("size", "height", default)
+        if self.size("size", "width", default) != side:
+            raise ConfigError(f"{self.source} resizes images to {self.image('size', None)!r}; expected a square")
+        return side
+
+    def scale(self, default: PixelScale) -> PixelScale:
+        """How pixels are scaled."""
+        return PixelScale(
+            float(self.image("rescale_factor", default.factor)),
+            tuple(self.image("image_mean", default.mean)),
+            tuple(self.image("image_std", default.std)),
+        )
+
+    def token_id(self, token: str, tokenizer: Tokenizer) -> int:
+        """The id of a special token.
+
+        Raises:
+          ConfigError: The tokenizer has none of this name.
+        """
+        token_id = tokenizer.token_to_id(token)
+        if token_id is None:
+            raise ConfigError(f"{self.source}: {token!r} is not in the tokenizer: correct processor_config.json")
+        return token_id
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.exists() else {}

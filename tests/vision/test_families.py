@@ -1,0 +1,110 @@
+"""Each family that takes images, tiny, against transformers: pixels, tokens, embeddings and answers."""
+
+import numpy as np
+import pytest
+import torch
+
+from jaxis import LLM, SamplingParams
+from jaxis.tokenizer import Tokenizer
+from jaxis.vision.processors import read_processor
+from tests.support.vision_checkpoints import random_image
+from tests.support.vision_families import FAMILIES
+
+SIZES = ((30, 20), (64, 64), (9, 57))
+ENGINE = {"max_num_batched_tokens": 96, "max_num_seqs": 4, "block_size": 16, "max_model_len": 768}
+GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=0)
+SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=0)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, id=each.name, marks=[pytest.mark.slow] * each.slow) for each in FAMILIES],
+)
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def reference(family, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("family")
+    return family.write(folder), folder
+
+
+@pytest.fixture(scope="module")
+def llm(reference):
+    with LLM(str(reference[1]), kv_cache_memory="4MiB", show_progress=False, **ENGINE) as llm:
+        yield llm
+
+
+def bits(output):
+    """Tokens, and log-probabilities bit for bit."""
+    [completion] = output.outputs
+    return completion.token_ids, [{i: each.logprob.hex() for i, each in at.items()} for at in completion.logprobs]
+
+
+def text_of(placeholders):
+    return "What is it? " + " and ".join(placeholders)
+
+
+def test_pixels_are_those_of_the_reference(family, reference):
+    ours, rng = read_processor(reference[1], Tokenizer.from_path(reference[1])), np.random.default_rng(0)
+    scale = ours.pixel_scale
+    for i in range(60):
+        width, height = (int(2 ** rng.uniform(2, 8)) for _ in range(2))
+        image = random_image(width, height, seed=i)
+        expected = family.views(family.prepared([image]), 0)
+        views = ours.views(image)
+        assert views.shape[:3] == (len(expected), *expected.shape[2:]), (width, height)
+        unscaled = expected.transpose(0, 2, 3, 1) * scale.std + scale.mean
+        np.testing.assert_array_equal(views, np.rint(unscaled * 255).astype(np.uint8))
+        scaled = (views * scale.factor - scale.mean) / scale.std
+        np.testing.assert_allclose(scaled.transpose(0, 3, 1, 2), expected, rtol=0, atol=1e-6)
+
+
+def test_a_family_sees_what_the_reference_sees(family, reference, llm):
+    """Embeddings, the prompt's tokens with placeholders expanded, and 32 greedy ones with their log-probabilities."""
+    model, images = reference[0], [random_image(*size, seed=i) for i, size in enumerate(SIZES)]
+    prepared = family.prepared(images)
+    inputs = family.model_inputs(prepared)
+    encoder = llm.engine.runner.inputs
+    prompt = {"prompt": text_of([family.placeholder] * 3), "multi_modal_data": {"image": images}}
+    put = llm.images.put(llm._tokenize(prompt["prompt"], "the prompt"), images)
+    with torch.no_grad():
+        expected = model.model.get_image_features(**inputs).pooler_output
+    expected = np.concatenate([rows.numpy().reshape(-1, rows.shape[-1]) for rows in expected])
+    encoder.hold(put.inputs)
+    ours = np.concatenate([encoder.rows(item, llm.engine.runner.programs) for item in put.inputs])
+    encoder.let_go(put.inputs)
+    assert np.abs(ours - expected).max() / np.abs(expected).max() < 1e-5
+
+    [output] = llm.generate([prompt], GREEDY)
+    expanded = text_of([family.replace(prepared, i) for i in range(3)])
+    assert list(output.prompt_token_ids) == llm.tokenizer.encode(expanded)
+    [completion] = output.outputs
+    tokens = [*output.prompt_token_ids, *completion.token_ids]
+    first = len(output.prompt_token_ids) - 1
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens]), **inputs).logits[0, first:-1].double()
+    assert logits.argmax(-1).tolist() == completion.token_ids
+    best = logits.log_softmax(-1).max(-1).values.tolist()
+    chosen = [at[token].logprob for token, at in zip(completion.token_ids, completion.logprobs, strict=True)]
+    assert chosen == pytest.approx(best, rel=1e-4)
+
+
+def test_an_answer_is_the_same_alone_among_others_and_from_the_cache(family, llm):
+    """Bit for bit."""
+
+    def prompt_of(*images, text="Look: "):
+        return {"prompt": text + family.placeholder * len(images), "multi_modal_data": {"image": [*images]}}
+
+    first, second, third = (random_image(*size, seed=10 + i) for i, size in enumerate(SIZES))
+    requests = [prompt_of(first, second), prompt_of(third), prompt_of(first, text="Another prompt: "), "No image here"]
+    alone = []
+    for request in requests:
+        llm.engine.reset_prefix_cache()
+        alone.append(bits(llm.generate([request], SHORT)[0]))
+    llm.engine.reset_prefix_cache()
+    assert list(map(bits, llm.generate(requests, SHORT, progress=False))) == alone
+    [again] = llm.generate([requests[0]], SHORT)
+    assert again.num_cached_tokens >= len(again.prompt_token_ids) - 16
+    assert bits(again) == alone[0]
