@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from tests.support.compilers import DEFAULT_GPU_TARGET, skip_without_compilers
 from tests.support.leak_check import no_blocks_leaked
+from tests.support.quick_rows import mark_rows_beyond_the_sample_as_slow
 from tests.support.signals import sigint_as_usual
 from tests.support.worker_memory import WorkerMemory
 
@@ -56,7 +57,9 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFileOrParameter(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by -m
 def pytest_collection_modifyitems(config, items):
+    mark_rows_beyond_the_sample_as_slow(items)
     skip_without_compilers(items)
     if config.pluginmanager.hasplugin("xdist"):
         from tests.support.distribution import rank

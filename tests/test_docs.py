@@ -83,6 +83,7 @@ def test_python_blocks_are_valid_python_or_excerpts(path):
             pytest.fail(f"{page_id(path)}:{line + (error.lineno or 1) - 1}: {error.msg}")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "path", [path for path in PAGES if any(runs(before) for *_, before in python_blocks(path))], ids=page_id
 )

@@ -5,6 +5,7 @@ import pytest
 from jaxis.errors import CheckpointError, ConfigError, EngineError, RequestError
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [CheckpointError, ConfigError, EngineError, RequestError])
 def test_what_a_message_quotes_is_cut_in_its_middle(kind):
     message = str(kind(f"model.gguf has {'x' * 66_000_000!r}, expected a type: download it again"))

@@ -51,16 +51,19 @@ def test_the_help_and_generate_need_none():
     assert piped_chat.returncode == 0, piped_chat.stderr
 
 
+@pytest.mark.slow
 def test_several_hosts_need_one():
     result = run_without_extras("from jaxis import LLM\nLLM(nnodes=2, tensor_parallel_size=2)")
     assert "ConfigError: LLM with nnodes=2 needs aiohttp: pip install 'jaxis[server]'" in result.stderr
 
 
+@pytest.mark.slow
 def test_published_events_need_one():
     result = run_without_extras("from jaxis import LLM\nLLM(kv_events_config={'enable_kv_cache_events': True})")
     assert "ConfigError: kv_events_config needs msgspec: pip install 'jaxis[kv-events]'" in result.stderr
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -51,6 +51,7 @@ def test_the_engine_is_idle_afterwards(llm, rng):
     assert llm.engine.step() == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("load", "words"),
     [

@@ -28,6 +28,7 @@ def measure(tmp_path):
     return run
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
 def test_latencies_are_the_servers_delays_and_tokens_are_those_it_counts(serve_stub, measure, endpoint):
     url, stub = serve_stub(first_seconds=0.05, gap_seconds=0.03, tokens_per_event=2)

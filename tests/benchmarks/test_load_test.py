@@ -84,6 +84,7 @@ def test_memory_growth_is_that_after_the_first_quarter(late, growth):
     assert memory_growth(samples[:5]) is None
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_reported():
     with pytest.raises(RuntimeError, match="no-such-option"):
         main(["--seconds", "1", "--", "--no-such-option"])

@@ -59,6 +59,7 @@ def test_llama_cpp_reads_what_the_file_holds(gguf, checkpoint):
     assert cost.weight_bytes < gguf.stat().st_size
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("peer", ["transformers", "llama.cpp", "jaxis"])
 def test_a_peer_decodes_as_often_as_asked(peer, checkpoint, request):
     from worker import CLASSES

@@ -16,6 +16,7 @@ from random_checkpoint import SHAPES, write_random_checkpoint
 SMALL = {"vocab_size": 64, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 32, "head_dim": 16}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("shape", "sizes"), [("qwen3-0.6b", {}), ("qwen3-moe-1.5b", {"num_experts": 4, "moe_intermediate_size": 32})]
 )

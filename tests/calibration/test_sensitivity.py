@@ -37,6 +37,7 @@ def sensitivities(windows):
     return measure_sensitivity(EMBEDDED_MODEL, windows, WIDTH_RULES)
 
 
+@pytest.mark.slow
 def test_every_module_has_an_option_for_each_width(sensitivities):
     with LLM(quantization="int8", show_progress=False) as llm:
         expected = llm.weight_bytes
@@ -94,6 +95,7 @@ def test_a_limit_of_divergence_is_kept(tmp_path):
         assert len({rule.weight_qtype for rule in rules}) > 1
 
 
+@pytest.mark.slow
 def test_a_quantized_source_is_refused(tmp_path):
     quantize_checkpoint(EMBEDDED_MODEL, tmp_path / "q", RuleQuantizationConfig([QuantizationRule(".*", "int8")]))
     with (

@@ -47,6 +47,7 @@ def test_the_model_is_opened_with_the_engine_options(invoke):
     assert (model, arguments["max_model_len"]) == ("org/name", 64)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("lines", "questions", "system"),
     [
@@ -107,6 +108,7 @@ def test_help_lists_every_command_and_key(invoke):
     assert result.stdout == ""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("line", "message"),
     [

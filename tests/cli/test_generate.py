@@ -48,6 +48,7 @@ def test_system_message_and_template_variables_reach_the_template(invoke, chat_l
     assert json.loads(result.stdout)["num_prompt_tokens"] == num_prompt_tokens
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("words", "stdin", "model", "prompt"),
     [
@@ -175,6 +176,7 @@ def test_token_ids_in_and_out(invoke, chat_llm):
     assert result.stdout == " ".join(map(str, expected.outputs[0].token_ids)) + "\n"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "message"),
     [
@@ -220,6 +222,7 @@ def test_stdin_that_is_not_utf8(run_jaxis, cli_environment):
     assert result.stderr.startswith(b"jaxis: error: stdin is not UTF-8")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("words", [[], ["org/name"]])
 def test_no_prompt_on_a_terminal_is_wrong_usage(cli_environment, words):
     parent, child = pty.openpty()
@@ -240,6 +243,7 @@ def test_piped_output_is_the_answer_and_nothing_else(run_jaxis, chat_model, chat
     assert result.stderr == ""
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("seconds", [0.1, 0.7])  # while JAX is imported, while the engine is built
 def test_ctrl_c_while_loading_exits_with_130(cli_environment, chat_model, seconds):
@@ -280,6 +284,7 @@ def test_ctrl_c_exits_with_130(long_answer):
     assert stderr == b"\n"
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_it_quietly(long_answer):
     long_answer.stdout.close()
     assert long_answer.wait(timeout=30) == 141

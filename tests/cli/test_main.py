@@ -17,6 +17,7 @@ def test_help_shows_commands_and_examples(run_jaxis):
     assert result.stderr == ""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", ["generate", "chat", "quantize", "bench", "env"])
 def test_every_command_has_examples_in_its_help(invoke, command):
     result = invoke(command, "--help")
@@ -43,6 +44,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nothing_is_cut_from_the_help_at_80_columns(invoke, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
@@ -79,6 +81,7 @@ def test_shell_completion_offers_the_commands(run_jaxis, monkeypatch, cli_enviro
     assert run_jaxis().stdout.split() == ["generate"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("arguments", [["frobnicate"], ["generate", "x", "--nope"], ["chat", "a", "b"]])
 def test_wrong_usage_exits_with_2(run_jaxis, arguments):
     result = run_jaxis(*arguments)

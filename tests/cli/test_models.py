@@ -76,6 +76,7 @@ def test_models_are_pulled_listed_and_removed(run, hub, tmp_path):
     assert [line.split()[0] for line in run("list").stdout.splitlines()[1:]] == ["org/gguf"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -68,6 +68,7 @@ def table_of(output):
     return {row[:20].strip(): row[20:].split() for row in rows}
 
 
+@pytest.mark.slow
 def test_evaluate_without_a_destination_writes_nothing(run_jaxis, text, tmp_path):
     result = run_jaxis("quantize", EMBEDDED_MODEL, "--quantization", "int4", "--evaluate", text)
     assert result.returncode == 0, result.stderr

@@ -78,6 +78,7 @@ def test_printed_request_works_and_sigterm_lets_requests_end(start):
     assert log[-1] == "stopped\n"
 
 
+@pytest.mark.slow
 def test_sigkill_closes_connections_and_the_same_address_serves_again(start, tmp_path):
     process, lines = start()
     url = lines[2].split()[1]
@@ -160,6 +161,7 @@ def kill_engine(process):
     engine.kill()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

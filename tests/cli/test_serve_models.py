@@ -70,6 +70,7 @@ def test_several_models_of_the_command_line_are_called_as_one_is(tmp_path, read)
     assert read("a", "b")[0][0].idle_seconds == math.inf
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -21,6 +21,7 @@ def kernel_cases():
     }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", kernel_cases())
 def test_kernels_agree_with_their_definitions(name):
     with jax.set_mesh(make_mesh()):
@@ -33,6 +34,7 @@ def plant(monkeypatch, module, name, spoil):
     monkeypatch.setattr(module, name, lambda *args, **options: spoil(kernel(*args, **options)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("module", "kernel", "case", "spoil"),
     [
@@ -71,6 +73,7 @@ def test_a_window_that_is_off_by_one_is_seen(monkeypatch):
     assert not run_case(kernel_cases()["paged attention, head size 128, window"]).passed
 
 
+@pytest.mark.slow
 def test_the_embedded_model_answers_and_a_wrong_answer_is_named(monkeypatch):
     [case] = examination.model_cases()
     check = run_case(case)

@@ -37,6 +37,7 @@ def sized(tmp_path):
     return lambda family: write_checkpoint(tmp_path / family, family, **SIZES.get(family, {}))
 
 
+@pytest.mark.slow
 @pytest.mark.multi_device
 def test_two_ranks_share_experts(checkpoint):
     compare(checkpoint("qwen3_moe"), "2x1", '{"enable_expert_parallel": true}', "quick")

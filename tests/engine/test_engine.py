@@ -14,6 +14,7 @@ def run(engine):
         engine.step()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("other", ["x/0", "x-0", "x#0", "('x', 0)"])
 def test_no_id_of_a_request_is_that_of_anothers_sequence(batching_llm, other):
     engine = batching_llm.engine

@@ -93,6 +93,7 @@ def churn(llm):
     llm.generate([prompt(1000 + i, 100) for i in range(3)], GREEDY)
 
 
+@pytest.mark.slow
 def test_evicted_blocks_are_found_on_the_host_whose_memory_is_bounded(start_llm, llm):
     expected = tokens(llm.generate([prompt(0)], GREEDY))
     with start(start_llm, kv_offloading_size=30 * BLOCK_BYTES / 2**30) as small:

@@ -246,6 +246,7 @@ class TestFaults:
             assert prefill(producer, LONG)[0] is not None
             check_nothing_is_left(producer)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("is_computed", [True, False])
     def test_a_request_that_is_aborted_while_it_fetches_leaves_nothing(self, pair, is_computed):
         producer, consumer = pair

@@ -146,6 +146,7 @@ def test_a_folder_of_another_model_and_other_versions_are_refused(folders, llm, 
         llm.sleep()
 
 
+@pytest.mark.slow
 def test_open_streams_go_on_with_the_new_weights(folders):
     """Each token is the new weights' own continuation of all before it, and says by whom it was sampled."""
     first, second = folders
@@ -178,6 +179,7 @@ def test_open_streams_go_on_with_the_new_weights(folders):
             assert llm.generate([prompt], params)[0].outputs[0].token_ids[: len(expected)] == expected
 
 
+@pytest.mark.slow
 def test_no_block_of_other_weights_comes_back_from_the_host(folders):
     first, second = folders
     with LLM(str(first), **{**SIZES, "kv_cache_memory": "64KiB", "max_model_len": 64}, kv_offloading_size=0.01) as llm:
@@ -191,6 +193,7 @@ def test_no_block_of_other_weights_comes_back_from_the_host(folders):
         assert bits(llm) == before
 
 
+@pytest.mark.slow
 def test_sleep_frees_caches_and_weights(folders):
     first, second = folders
     with LLM(str(first), **SIZES) as llm:
@@ -218,6 +221,7 @@ def test_sleep_frees_caches_and_weights(folders):
             llm.wake_up()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("arguments", [{"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}])
 def test_weights_are_stored_as_at_load(arguments, folders):
     first, second = folders

@@ -105,6 +105,7 @@ def answers(llm, prompts=PROMPTS):
     return [output.outputs[0].token_ids for output in outputs], [output.num_cached_tokens for output in outputs]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("chunk", [pytest.param(64, marks=pytest.mark.slow), 7])
 def test_together_then_found_in_the_prefix_cache(served, chunk):
     llm, expected = served
@@ -116,6 +117,7 @@ def test_together_then_found_in_the_prefix_cache(served, chunk):
     assert max(num_cached) > 0
 
 
+@pytest.mark.sampled(4)
 def test_a_next_turn_finds_all_of_the_one_before(served):
     llm, expected = served
     turns = [prompt + tokens + [5, 6] for prompt, tokens in zip(PROMPTS, expected, strict=True)][:5]
@@ -131,6 +133,7 @@ def test_a_next_turn_finds_all_of_the_one_before(served):
     assert num_cached == [(len(turn) - 3) // 16 * 16 for turn in turns]
 
 
+@pytest.mark.sampled(3)
 def test_alone(served):
     llm, expected = served
     for prompt, tokens in zip(PROMPTS, expected, strict=True):
@@ -138,6 +141,7 @@ def test_alone(served):
         assert answers(llm, [prompt])[0] == [tokens]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])
 def test_preempted(served, enable_prefix_caching):
     llm, expected = served
@@ -152,6 +156,7 @@ def test_preempted(served, enable_prefix_caching):
     assert answers(llm)[0] == expected
 
 
+@pytest.mark.sampled(3)
 def test_shared_prefix_with_other_endings(served):
     """Hits inside a prompt, where windows and chunks begin anywhere."""
     llm, _ = served
@@ -169,6 +174,7 @@ def test_shared_prefix_with_other_endings(served):
     assert sum(num_cached) > 0
 
 
+@pytest.mark.sampled(3)
 def test_prompt_logits_longer_than_a_window(served):
     llm, _ = served
     token_ids = PROMPTS[-1]

@@ -37,6 +37,7 @@ def bits(entries):
     return [{token: (value.logprob.hex(), value.rank) for token, value in entry.items()} for entry in entries]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 def test_drafts_change_no_bit_in_any_mode(sampled):
     without, with_drafts = sampled
@@ -49,6 +50,7 @@ def test_drafts_change_no_bit_in_any_mode(sampled):
         assert plain.kept_mass == drafted.kept_mass
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 @pytest.mark.parametrize("mode", LOGPROBS_MODES)
 def test_sampled_is_scored_in_another_engine(sampled, mode):

@@ -180,6 +180,7 @@ def test_what_does_not_fit_is_refused_before_it_is_loaded_unless_it_was_asked_fo
     assert "weights as asked for, although they take 12.4 MiB and 3.2 MiB are free; 4096 tokens" in line
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("others_have", [0, FLOAT_BYTES * 100])
 def test_among_other_engines_weights_are_those_of_one_alone_and_the_cache_is_a_share(folder, monkeypatch, others_have):
     """What is free at the moment decides nothing."""
@@ -236,6 +237,7 @@ def planned_on_devices(folder, nbytes, **arguments):
     return json.loads(printed.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.multi_device
 def test_stages_are_counted_as_they_lie_on_devices(folder):
     """The second of two stages has the table of embeddings again, as its head."""
@@ -245,6 +247,7 @@ def test_stages_are_counted_as_they_lie_on_devices(folder):
     assert found["context"] == pytest.approx(left * 0.75 / CACHE_BYTES_A_TOKEN, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.multi_device
 def test_data_ranks_are_counted_as_they_lie_on_devices(tmp_path):
     """Each rank has all but the experts, and a cache of its own."""
@@ -262,6 +265,7 @@ def test_data_ranks_are_counted_as_they_lie_on_devices(tmp_path):
     assert found["context"] == pytest.approx(10_000, rel=0.02)
 
 
+@pytest.mark.slow
 def test_places_for_adapters_are_planned_beside_the_weights(folder, plan):
     # Of rank 16, in float32, as the model computes: in and out of each matrix.
     pairs = [(HIDDEN, 32), (HIDDEN, 16), (HIDDEN, 16), (32, HIDDEN), *[(HIDDEN, FFN)] * 3]

@@ -26,6 +26,7 @@ def test_two_stages(checkpoint):
     compare(checkpoint(), "2x1", "quick", num_devices=2)
 
 
+@pytest.mark.slow
 @pytest.mark.multi_device
 def test_drafts_and_blocks_beyond_the_devices_of_two_stages(checkpoint):
     compare(checkpoint(), "2x1", None, num_devices=2, script="stage_features_script")

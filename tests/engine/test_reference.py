@@ -133,6 +133,7 @@ def test_sampled_tokens_follow_the_distribution(batching_llm, reference):
     assert statistic < degrees * (1 - 2 / (9 * degrees) + 3.72 * np.sqrt(2 / (9 * degrees))) ** 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", ["whole", "paged"])
 @pytest.mark.parametrize("length", [1, 17, 500])
 def test_compute_logits(llm, reference, path, length):

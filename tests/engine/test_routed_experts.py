@@ -59,6 +59,7 @@ def outputs():
         yield plain, drafted, preempted, llm
 
 
+@pytest.mark.slow
 def test_they_are_those_that_verify_records_of_routers(outputs):
     plain, _, preempted, _ = outputs
     assert preempted

@@ -107,6 +107,7 @@ def test_on_a_prefix_cache_hit(llm, simple_alone):
     assert tokens(hits) == simple_alone
 
 
+@pytest.mark.slow
 def test_without_prefix_caching(start_llm, simple_alone):
     with start_llm(enable_prefix_caching=False) as llm:
         run(llm, SIMPLE)
@@ -115,6 +116,7 @@ def test_without_prefix_caching(start_llm, simple_alone):
     assert tokens(again) == simple_alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", quick_rows([16, 512], [16]))
 def test_for_any_chunk_size(start_llm, simple_alone, chunk):
     """`simple_alone` has chunks of 64."""

@@ -69,6 +69,7 @@ def test_default_cache(start_llm):
         assert num_blocks(llm) == 64  # 512 tokens for each
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     # An int8 entry of 16 elements has 20 bytes. 24: blocks that the native kernel does not take.
     ("dtype", "block_size", "blocks"),
@@ -213,6 +214,7 @@ def test_quantized_by_another_method(start_llm, changed, quantization, message):
         start_llm(changed(quantization_config=quantization))
 
 
+@pytest.mark.slow
 def test_dummy_weights_need_no_weight_files(start_llm, changed):
     folder = changed(files={"model.safetensors": None})
     with pytest.raises(CheckpointError):
@@ -256,6 +258,7 @@ def test_wrong_sampling_defaults(start_llm, changed):
         start_llm(changed(files={"generation_config.json": {"top_p": 1.5}}))
 
 
+@pytest.mark.slow
 def test_where_end_of_sequence_comes_from(start_llm, changed):
     """generation_config.json, else config.json, else the tokenizer."""
     no_generation = {"generation_config.json": None}

@@ -16,6 +16,7 @@ def hand_over(folder, pairs, num_devices=4):
     assert printed.count("is found") + printed.count("is refused") == len(pairs.split(","))
 
 
+@pytest.mark.slow
 @pytest.mark.multi_device
 def test_two_devices_hand_over_to_four_which_repeat_the_heads(checkpoint):
     hand_over(checkpoint(), "1x2-1x4")

@@ -47,6 +47,7 @@ def write_requests(path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "arguments"),
     [

@@ -30,6 +30,7 @@ def test_it_is_read_and_everything_in_it_has_an_effect(path):
     assert config.output_path.endswith(".jsonl")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_tasks_run(task, tmp_path):
     config = InferenceConfig.from_yaml(EXAMPLES / f"{task}.yaml")

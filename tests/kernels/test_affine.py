@@ -39,6 +39,7 @@ def least_error(group: np.ndarray, largest_code: int) -> float:
     return min(errors)
 
 
+@pytest.mark.sampled(4)
 @bits
 def test_the_squared_error_is_close_to_the_least(qtype: str) -> None:
     weight = random(6, 256)
@@ -60,6 +61,7 @@ def test_int4_beats_the_other_methods() -> None:
     assert error("affine") < 0.75 * error("mse")
 
 
+@pytest.mark.sampled(4)
 @bits
 @pytest.mark.parametrize("group_size", [16, 32, 64, 128, None])
 def test_scales_and_minima_are_codes_times_a_power_of_two(qtype: str, group_size: int | None) -> None:

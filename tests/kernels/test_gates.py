@@ -43,6 +43,7 @@ def test_softmax(size: int) -> None:
     np.testing.assert_allclose(softmax(jnp.asarray(x)), powers / powers.sum(-1, keepdims=True), rtol=1e-5, atol=1e-30)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("size", "shared_by"), [(1, 5), (6, 1), (6, 24), (17, 1), (64, 1), (20, 16)])
 def test_gated(activation: str, size: int, shared_by: int) -> None:

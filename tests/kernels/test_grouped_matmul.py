@@ -38,6 +38,7 @@ def test_each_row_is_multiplied_by_its_groups_weight(function, group_sizes):
     np.testing.assert_allclose(y, dense(x, weight, group_sizes), rtol=0, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_rows", [1, 2, 9, 300])
 def test_any_number_of_rows(num_rows):
     x, weight = random(num_rows, 16), random(3, 8, 16, seed=1)
@@ -70,6 +71,7 @@ def test_derivatives_are_those_of_the_definition():
         np.testing.assert_allclose(actual, wanted, rtol=0, atol=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", [("int8", None, "absmax"), ("int8", 32, "absmax"), ("int4", 32, "minmax")], ids=str)
 @pytest.mark.parametrize("act_qtype", [None, "int8"])
 def test_quantized_weights(how, act_qtype):

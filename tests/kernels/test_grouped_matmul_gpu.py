@@ -25,6 +25,7 @@ def random(*shape):
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "kind",
     quick_rows([kind for kind in KINDS if "minima" not in kind], ["bfloat16", "int4 in groups of 32", "fp8 in blocks"]),
@@ -37,6 +38,7 @@ def test_each_row_is_multiplied_by_its_groups_weight(kind):
     np.testing.assert_allclose(y, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("group_sizes", [(0, 0, 0), (0, 3, 0)], ids=str)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_odd_numbers_of_quantized_rows(group_sizes, dtype):
@@ -52,6 +54,7 @@ def test_weights_of_groups_without_rows_are_not_read():
     assert np.isfinite(product(jnp.asarray(random(5, 128)), jnp.asarray(weight), (0, 4, 0))).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", quick_rows(["bfloat16", "int4 in groups of 32", "fp8 in blocks"], ["bfloat16"]))
 def test_a_rows_bits_are_the_same_regardless_of_the_batch(kind):
     x, (weight, _) = jnp.asarray(random(70, 256), jnp.bfloat16), weight_stack(kind, 2, 64, 256)
@@ -59,6 +62,7 @@ def test_a_rows_bits_are_the_same_regardless_of_the_batch(kind):
     np.testing.assert_array_equal(product(x[3:9], weight, (0, 6)), together[3:9])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["int8 in groups of 128", "fp8 by rows"])
 def test_features_of_one_group_are_divided_between_programs_or_not_with_the_same_bits(kind):
     x, (weight, expected) = jnp.asarray(random(70, 2048), jnp.bfloat16), weight_stack(kind, 1, 64, 2048)

@@ -38,6 +38,7 @@ def random(*shape):
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.sampled(6)
 @kinds
 def test_each_row_is_multiplied_by_its_groups_weight(kind, strict):
     columns = 512 if "256" in kind else 384 if "128" in kind or "blocks" in kind else 352
@@ -47,6 +48,7 @@ def test_each_row_is_multiplied_by_its_groups_weight(kind, strict):
     np.testing.assert_allclose(y, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group_sizes", [(0, 0, 0), (0, 3, 0)], ids=str)
 def test_odd_numbers_of_bfloat16_rows(group_sizes, strict):
     x, (weight, expected) = jnp.asarray(random(3, 128), jnp.bfloat16), weight_stack("bfloat16", 3, 24, 128)

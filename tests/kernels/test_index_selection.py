@@ -40,6 +40,7 @@ def run(step, select, num_selected=NUM_SELECTED):
     return np.asarray(cache), np.asarray(selected)
 
 
+@pytest.mark.sampled(3)
 @CACHE_TYPES
 def test_plain_jax_selects_the_best_and_of_equals_the_earliest(dtype):
     step = SelectionStep.make(MIX, dtype=dtype)
@@ -62,6 +63,7 @@ def test_contexts_of_several_tasks():
     np.testing.assert_array_equal(run(step, select_tokens, 900)[1], step.expected(900))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_selected", [1, 400, 1000])
 def test_selections_of_one_token_and_of_more_than_there_are(num_selected):
     step = SelectionStep.make([(40, 3), (399, 1), (400, 1)])
@@ -69,6 +71,7 @@ def test_selections_of_one_token_and_of_more_than_there_are(num_selected):
         np.testing.assert_array_equal(run(step, select, num_selected)[1], step.expected(num_selected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("select", [tiled.select_tokens, pytest.param(select_tokens, marks=needs_native)])
 def test_real_scores_select_the_same_regardless_of_the_batch(select):
     """Alone and in chunks, with numbers whose sums depend on their order."""

@@ -25,6 +25,7 @@ def run(step: Step, dtype: type = np.float32) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(cache.array), np.asarray(out)
 
 
+@pytest.mark.sampled(4)
 @cache_types
 @pytest.mark.parametrize("block_size", [8, 16])
 def test_a_mix_equals_dense_attention(dtype, block_size):
@@ -41,6 +42,7 @@ def test_a_mix_equals_dense_attention(dtype, block_size):
     np.testing.assert_allclose(*decoded, rtol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "requests",
     [[(20, 1)], [(0, 1)], [(127, 1)], [(128, 1)], [(9, 1), (8, 0), (7, 0)], [(9, 0), (8, 2)], [(0, 17), (0, 16)]],
@@ -57,6 +59,7 @@ def test_a_step_without_requests_is_finite():
     assert np.isfinite(run(step)[1]).all()
 
 
+@pytest.mark.sampled(4)
 @cache_types
 def test_the_definition_equals_dense_attention(dtype):
     step = make_latent_step(MIX, pad_tokens=3, pad_requests=1)
@@ -67,6 +70,7 @@ def test_the_definition_equals_dense_attention(dtype):
     np.testing.assert_allclose(out[: step.num_tokens], expected(step, VALUE_DIM, dtype), rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_latent_and_a_rope_key_of_very_different_sizes_both_survive_int8():
     entries = np.random.default_rng(0).standard_normal((7, 48)).astype(np.float32) * np.repeat([1e-3, 1e3], [32, 16])
     decoded = layout.decode(layout.encode(jnp.asarray(entries), jnp.int8, VALUE_DIM), VALUE_DIM)

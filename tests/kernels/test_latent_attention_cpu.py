@@ -51,6 +51,7 @@ def check(step: Step, value_dim: int, dtype: type = np.float32, atol: float = 2e
     np.testing.assert_array_equal(cache.view(np.uint8), cached(step.kv_cache, value_dim, dtype).view(np.uint8))
 
 
+@pytest.mark.sampled(3)
 @each_isa
 @cache_types
 @pytest.mark.parametrize(
@@ -78,6 +79,7 @@ def test_entries_of_deepseeks_size(isa, dtype):  # noqa: F811
     check(make_latent_step([(193, 1), (40, 5)], num_heads=16, head_dim=576), 512, dtype, atol=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "requests",
     [
@@ -95,6 +97,7 @@ def test_extreme_steps(requests):
     check(make_latent_step(requests, num_heads=3), 32)
 
 
+@pytest.mark.sampled(4)
 @cache_types
 def test_a_context_of_16k_tokens(dtype):
     check(make_latent_step([(16383, 1), (100, 1), (15000, 3)], num_heads=4), 32, dtype)
@@ -135,6 +138,7 @@ def test_random_mixes_equal_dense_attention(requests, dtype, num_heads, seed):
 class TestOneRequestsResultDependsOnNothingElse:
     """Bit for bit: with others, in chunks, token by token, whatever the threads."""
 
+    @pytest.mark.sampled(3)
     @each_isa
     @cache_types
     def test_alone_or_in_a_batch(self, isa, dtype):  # noqa: F811
@@ -158,6 +162,7 @@ class TestOneRequestsResultDependsOnNothingElse:
             )
             np.testing.assert_array_equal(run(alone, 32)[1], expected_rows[rows])
 
+    @pytest.mark.sampled(3)
     @each_isa
     @cache_types
     @pytest.mark.parametrize("chunk", [1, 7, 192])

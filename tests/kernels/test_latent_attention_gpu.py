@@ -28,6 +28,7 @@ def check(step: Step, value_dim: int, dtype: type = np.float32, atol: float = 1e
     np.testing.assert_allclose(rows[: step.num_tokens], expected(step, value_dim, dtype), rtol=0, atol=atol)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [np.float32, np.int8], ids=["float32", "int8"])
 def test_a_mix_equals_dense_attention(dtype):
     check(make_latent_step(FEW, num_heads=6, pad_tokens=11, pad_requests=3), 32, dtype)

@@ -25,6 +25,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "cache_type", "value_dim", "rope_dim", "atol"), CASES)
 def test_a_mix_equals_dense_attention(monkeypatch, dtype, cache_type, value_dim, rope_dim, atol):
     monkeypatch.setattr(paged, "MAX_CHUNK_TOKENS", 128)

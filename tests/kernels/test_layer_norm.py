@@ -22,6 +22,7 @@ def operands(shape):
     return x, *(rng.normal(size=shape[1]).astype(np.float32) for _ in range(2))
 
 
+@pytest.mark.sampled(3)
 @shapes
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_equals_the_formula(shape, has_bias):
@@ -42,6 +43,7 @@ def test_a_row_does_not_depend_on_the_others(path):  # noqa: F811
         np.testing.assert_array_equal(layer_norm(x[row : row + 1], weight, bias, epsilon=EPSILON)[0], together[row])
 
 
+@pytest.mark.slow
 def test_derivatives_are_the_definitions():
     x, weight, bias = operands(((5, 2, 24), (2, 24)))
 

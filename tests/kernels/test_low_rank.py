@@ -34,6 +34,7 @@ def expected(x, slots, pairs):
     return out
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(("rows", "k"), [(1, 5), (7, 48), (40, 129)])
 def test_each_row_is_multiplied_by_the_matrices_of_its_slot(rows, k, dtype):

@@ -37,6 +37,7 @@ def one_weight(kind):
     return jax.tree.map(lambda array: array[0], weight_stack(kind, 1, 96, 256)[0])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "kind",
     quick_rows(
@@ -58,6 +59,7 @@ def test_xla_multiplies_what_it_need_not_dequantize_in_memory(calls):
     assert calls == []
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_of_the_definition(calls):
     x, weight = random(3, 256), one_weight("int4 in groups of 32")
     gradient = jax.grad(lambda x: (matmul(x, weight) * random(3, 96)).sum())(x)

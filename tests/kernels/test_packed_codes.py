@@ -53,6 +53,7 @@ def magnitude(weight):
     return 2 * float(jnp.abs(dequantize(dataclasses.replace(weight, minimum=None, zero_point=None))).max())
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", quick_rows(KINDS, ["gptq3", "nvfp4", "q6_k"]))
 def test_products_equal_numpy_and_a_row_is_the_same_in_any_batch(kind):
     for n, k in sizes(kind):
@@ -74,6 +75,7 @@ def test_products_equal_numpy_and_a_row_is_the_same_in_any_batch(kind):
                 np.testing.assert_array_equal(rows, together[part], err_msg=f"{message}, {part}")
 
 
+@pytest.mark.sampled(6)
 @kinds
 def test_rows_looked_up_are_those_of_the_definition(kind):
     n, k = sizes(kind)[1]
@@ -96,6 +98,7 @@ def test_a_weight_takes_the_memory_of_its_format(kind):
     assert panels.nbytes * 8 / (n * k) == BITS[kind] + (32 / k if kind == "nvfp4" else 0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["q5_0", "q4_k", "q6_k"])
 def test_weights_of_one_format_are_multiplied_at_once(kind):
     n, k = sizes(kind)[1]
@@ -110,6 +113,7 @@ def test_weights_of_one_format_are_multiplied_at_once(kind):
     np.testing.assert_allclose(gated, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "kinds_of_matrices",
     [("q4_k", "q4_k", "q6_k"), ("q6_k", "q6_k", "q4_k"), ("q4_1", "q6_k", "nvfp4"), ("iq4_nl",) * 3],
@@ -152,6 +156,7 @@ def test_experts(kinds_of_matrices, act_qtype):
     np.testing.assert_allclose(y, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("qtype", ["int8", "int4"])
 def test_integers_with_float16_scales_keep_them(qtype):
     rng = np.random.default_rng(0)

@@ -44,6 +44,7 @@ def check(function, definition, x, *masters, dtype):
         np.testing.assert_allclose(each, other, atol=1e-5 * np.abs(other).max(), rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_products(dtype):
     x, gate, up = draw(0, NUM_TOKENS, SIZE), draw(1, 40, SIZE), draw(2, 40, SIZE)
@@ -70,6 +71,7 @@ def test_products(dtype):
     check(lambda x, w: x * lookup(ids, w, jnp.float32), lambda x, w: x * w[ids], draw(5, 4, 1), gate, dtype=dtype)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("unit", "scales_input", "dtype"),
     [(GLU(jax.nn.silu), True, np.float32), (ClampedGLU(1.0), False, ml_dtypes.bfloat16)],

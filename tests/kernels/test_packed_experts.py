@@ -167,6 +167,7 @@ def test_activations_and_biases_in_odd_sizes(activation, has_biases):
     assert_near(y, layer.by_hand(x, ids, weights, activation))
 
 
+@pytest.mark.sampled(4)
 @schemes
 def test_a_token_is_the_same_in_any_batch(scheme):
     layer, x = Layer.make(scheme, has_biases=True), random(100, 64)

@@ -93,6 +93,7 @@ def act_qtypes(scheme):
     return [None] if isinstance(scheme, str) else [None, "int8"]
 
 
+@pytest.mark.sampled(6)
 @schemes
 def test_products_equal_numpy_and_a_row_is_the_same_in_any_batch(scheme):
     for n, k in sizes(scheme):
@@ -109,6 +110,7 @@ def test_products_equal_numpy_and_a_row_is_the_same_in_any_batch(scheme):
                 np.testing.assert_array_equal(rows, together[part], err_msg=f"{message}, {part}")
 
 
+@pytest.mark.sampled(4)
 @schemes
 def test_quantized_products_equal_the_definition(scheme):
     if isinstance(scheme, str):
@@ -120,6 +122,7 @@ def test_quantized_products_equal_the_definition(scheme):
         np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.sampled(3)
 @schemes
 def test_several_matrices_in_one_call_are_each_alone(scheme):
     weights = [make(scheme, n, 128, seed=n).packed for n in (64, 1, 33, 100)]
@@ -137,6 +140,7 @@ def test_several_matrices_in_one_call_are_each_alone(scheme):
                 np.testing.assert_array_equal(y, expected)
 
 
+@pytest.mark.sampled(3)
 @schemes
 @pytest.mark.parametrize("activation", ["silu", pytest.param("gelu_tanh", marks=pytest.mark.slow)])
 def test_gated_products(scheme, activation):
@@ -153,6 +157,7 @@ def test_gated_products(scheme, activation):
         np.testing.assert_array_equal(alone, y[4:5])
 
 
+@pytest.mark.sampled(3)
 @schemes
 def test_rows_looked_up_are_those_packed(scheme):
     for n, k in sizes(scheme):
@@ -185,6 +190,7 @@ def test_a_weight_takes_the_memory_of_its_type():
         assert bytes_per_number <= size / number_of_weights < 1.15 * bytes_per_number
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("qtype", LOW_PRECISION_FLOATS)
 def test_blocks_dequantized_and_multiplied_by_plain_jax_equal_numpy(qtype):
     weight, dense = random_blocks(qtype, 200, 256)

@@ -53,6 +53,7 @@ def _case(rows: int, columns: int, kind: str, dtype: type, scheme: WeightScheme)
     return weight, definition.quantize_by_definition(weight, scheme)
 
 
+@pytest.mark.sampled(6)
 @each_isa
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize(

@@ -161,11 +161,13 @@ def test_dequantize(scheme):
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("function", [reference.quantized_matmul, by_xla])
 class TestProduct:
+    @pytest.mark.sampled(3)
     def test_with_float_activations(self, scheme, rows, function):
         x, weight = random(rows, 96, seed=1), quantize(random(11, 96), WeightScheme(*scheme))
         exact = x.astype(np.float64) @ expected_weight(weight).T
         np.testing.assert_allclose(function(x, weight), exact, rtol=0, atol=1e-5 * np.abs(exact).max())
 
+    @pytest.mark.sampled(6)
     def test_with_int8_activations(self, scheme, rows, function):
         x, weight = random(rows, 96, seed=1), quantize(random(11, 96), WeightScheme(*scheme))
         x[0, :64] = 0  # groups of zeros
@@ -175,6 +177,7 @@ class TestProduct:
         # And it is what quantization costs, not something else.
         assert np.abs(result - x @ expected_weight(weight).T).max() < 0.02 * np.abs(exact).max()
 
+    @pytest.mark.sampled(3)
     def test_in_bfloat16(self, scheme, rows, function):
         x, weight = jnp.asarray(random(rows, 96, seed=1), jnp.bfloat16), quantize(random(11, 96), WeightScheme(*scheme))
         exact = np.asarray(x, np.float64) @ expected_weight(weight).T

@@ -40,6 +40,7 @@ def check(implementation: str, step: Step, *, atol: float = 2e-5, **options: Any
     np.testing.assert_allclose(rows[: step.num_tokens], step.expected(scale, **options), rtol=0, atol=atol)
 
 
+@pytest.mark.sampled(4)
 @implementations
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(2, 2, 64), (4, 2, 80), (8, 1, 128)], ids=str)
 def test_a_mix_of_decodes_and_prefills_equals_dense_attention(implementation, num_heads, num_kv_heads, head_dim):
@@ -49,12 +50,14 @@ def test_a_mix_of_decodes_and_prefills_equals_dense_attention(implementation, nu
     check(implementation, step)
 
 
+@pytest.mark.sampled(3)
 @implementations
 @pytest.mark.parametrize("window", quick_rows([1, 16, 256, 300], [16, 300]))
 def test_sliding_windows_shorter_equal_and_longer_than_a_chunk(implementation, window):
     check(implementation, make_step([(600, 1), (3, 1), (0, 20), (530, 40), (0, 1)]), span=AttentionSpan(window))
 
 
+@pytest.mark.sampled(6)
 @implementations
 @pytest.mark.parametrize(("window", "lookahead"), [(None, None), (None, 7), (40, 39), (260, None)])
 def test_tokens_after_a_token(implementation, window, lookahead):
@@ -62,6 +65,7 @@ def test_tokens_after_a_token(implementation, window, lookahead):
     check(implementation, whole, span=AttentionSpan(window, lookahead=lookahead))
 
 
+@pytest.mark.sampled(6)
 @implementations
 @pytest.mark.parametrize("chunk", quick_rows([1, 24, 256, 300], [1, 24]))
 def test_a_token_sees_only_its_own_chunk(implementation, chunk):
@@ -82,6 +86,7 @@ def test_a_context_of_many_chunks(implementation):
     check(implementation, make_step([(2300, 1), (2047, 2), (1000, 1)], num_heads=2, num_kv_heads=1, pad_tokens=2))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("block_size", [1, 7, 512])
 def test_block_sizes_that_do_not_divide_the_chunk(block_size):
     check(
@@ -89,6 +94,7 @@ def test_block_sizes_that_do_not_divide_the_chunk(block_size):
     )
 
 
+@pytest.mark.sampled(3)
 @implementations
 @pytest.mark.parametrize(
     "requests",
@@ -120,6 +126,7 @@ def test_decodes_not_declared_as_such_are_computed_all_the_same(implementation):
     check(implementation, step)
 
 
+@pytest.mark.sampled
 @implementations
 def test_sinks_take_their_share(implementation):
     sinks = np.array([-3.0, 0.5, 2.0, 30.0], np.float32)
@@ -184,6 +191,7 @@ def test_the_cache_is_written_at_exactly_the_steps_own_slots():
     np.testing.assert_allclose(out[: step.num_tokens], step.expected(0.125), rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_without_keys_and_values_the_cache_is_read_as_it_is():
     step = make_step(MIX)
     kv_cache = paged(step.kv_cache)
@@ -193,6 +201,7 @@ def test_without_keys_and_values_the_cache_is_read_as_it_is():
     np.testing.assert_allclose(out[: step.num_tokens], step.expected(0.125), rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_the_definitions_gradient_equals_finite_differences():
     step = make_step([(5, 1), (2, 4)], num_heads=2, num_kv_heads=1, head_dim=8, block_size=4, pad_tokens=1)
     q, kv_cache, *rest = step.operands

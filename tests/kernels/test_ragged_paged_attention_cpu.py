@@ -97,6 +97,7 @@ def check(step: Step, dtype: type = np.float32, *, atol: float = 2e-5, **options
     np.testing.assert_array_equal(cache.view(np.uint8), written.view(np.uint8))
 
 
+@pytest.mark.sampled(4)
 @each_isa
 @cache_types
 @pytest.mark.parametrize(
@@ -126,6 +127,7 @@ def test_a_mix_equals_dense_attention(isa, dtype, num_heads, num_kv_heads, head_
     check(step, dtype)
 
 
+@pytest.mark.sampled(3)
 @each_isa
 @cache_types
 def test_without_keys_and_values_the_cache_is_read_as_it_is(isa, dtype):  # noqa: F811
@@ -138,6 +140,7 @@ def test_without_keys_and_values_the_cache_is_read_as_it_is(isa, dtype):  # noqa
     np.testing.assert_array_equal(cache.view(np.uint8), written.view(np.uint8))
 
 
+@pytest.mark.sampled(3)
 @each_isa
 @cache_types
 def test_windows_soft_caps_and_sinks(isa, dtype):  # noqa: F811
@@ -149,6 +152,7 @@ def test_windows_soft_caps_and_sinks(isa, dtype):  # noqa: F811
     check(step, dtype, soft_cap=3.0, atol=5e-5)
 
 
+@pytest.mark.sampled(4)
 @each_isa
 @cache_types
 @pytest.mark.parametrize(("window", "lookahead"), [(None, None), (40, 39)])
@@ -157,6 +161,7 @@ def test_tokens_after_a_token(isa, dtype, window, lookahead):  # noqa: F811
     check(step, dtype, span=AttentionSpan(window, lookahead=lookahead))
 
 
+@pytest.mark.sampled(3)
 @each_isa
 @pytest.mark.parametrize("chunk", [1, 24, 256, 300])
 def test_a_token_sees_only_its_own_chunk(isa, chunk):  # noqa: F811
@@ -165,12 +170,14 @@ def test_a_token_sees_only_its_own_chunk(isa, chunk):  # noqa: F811
     check(step, np.int8, span=AttentionSpan(20, chunk), sinks=np.zeros(4, np.float32))
 
 
+@pytest.mark.sampled(3)
 @each_isa
 @pytest.mark.parametrize("num_heads", [9, 13, 71])
 def test_many_queries_to_a_key(isa, num_heads):  # noqa: F811
     check(make_step(MIX, num_heads=num_heads, num_kv_heads=1, head_dim=64), np.int8)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "requests",
     [
@@ -251,6 +258,7 @@ class TestOneRequestsResultDependsOnNothingElse:
         "sinks": np.array([0.5, -1.0, 2.0, 0.0], np.float32),
     }
 
+    @pytest.mark.sampled(4)
     @each_isa
     @cache_types
     @pytest.mark.parametrize("lookahead", [0, None])
@@ -280,6 +288,7 @@ class TestOneRequestsResultDependsOnNothingElse:
             )
             np.testing.assert_array_equal(alone.run(**options)[1], expected[rows])
 
+    @pytest.mark.sampled(4)
     @each_isa
     @cache_types
     @pytest.mark.parametrize("chunk", [1, 7, 64, 256])
@@ -310,6 +319,7 @@ class TestOneRequestsResultDependsOnNothingElse:
         np.testing.assert_array_equal(cache.view(np.uint8), expected_cache.view(np.uint8))
         np.testing.assert_array_equal(np.concatenate(rows), expected)
 
+    @pytest.mark.slow
     def test_on_any_number_of_threads(self):
         script = "from tests.kernels import test_ragged_paged_attention_cpu as t; print(t.digest())"
         for num_threads in (1, 3):

@@ -38,6 +38,7 @@ def check(step: Step, *, atol: float = 1e-5, **options: Any) -> None:
     np.testing.assert_allclose(rows[: step.num_tokens], step.expected(scale, **options), rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 def test_a_mix_of_decodes_and_prefills_equals_dense_attention():
     check(make_step(MIX, num_heads=6, pad_tokens=11, pad_requests=3))
 
@@ -64,6 +65,7 @@ def test_a_token_sees_only_its_own_chunk():
     check(step, span=AttentionSpan(None, 256))
 
 
+@pytest.mark.slow
 def test_a_request_gets_the_same_bits_regardless_of_the_batch():
     """Alone, and among others; decoded, with a context of several partitions, and prefilled in other chunks."""
     requests = [(1900, 1), (40, 1), (150, 70)]
@@ -106,6 +108,7 @@ def test_a_step_without_requests_is_finite():
     assert np.isfinite(attend(step, scale=1.0)).all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("tile_queries", [3, 64])
 def test_each_query_of_a_prefill_is_in_one_tile(tile_queries):
     query_lens = np.array([1, 5, 0, 64, 1, 2, 129, 7], np.int32)  # the last is padding

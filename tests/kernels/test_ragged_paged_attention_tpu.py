@@ -103,6 +103,7 @@ def check_mix(requests: list[tuple[int, int]], case: str) -> None:
     check(make_step(requests, **PADDING, **sizes), cache_type, atol, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", quick_rows(CASES, ["bfloat16, 64, sinks and window"]))
 def test_a_short_mix_of_decodes_and_prefills_equals_dense_attention(case):
     check_mix(SHORT_MIX, case)
@@ -114,6 +115,7 @@ def test_a_mix_of_decodes_and_prefills_equals_dense_attention(case):
     check_mix(MIX, case)
 
 
+@pytest.mark.slow
 def test_a_decode_with_heads_of_256_equals_dense_attention():
     check(make_step([(20, 1)], head_dim=256, num_heads=2, num_kv_heads=1), np.float32, 1e-5)
 
@@ -177,6 +179,7 @@ def test_pages_before_a_window_are_not_read():
     np.testing.assert_allclose(out[: step.num_tokens], step.expected(0.1, span), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_request_has_the_same_bits_regardless_of_the_batch():
     """A decode; and a prompt whole, in two steps or its last token alone, by itself or in rows behind others."""
     batch = padded_step([(50, 1), (3, 9), (20, 30)])

@@ -37,6 +37,7 @@ def rotated_in_float64(x, weight, cos, sin, interleaved):
     return x
 
 
+@pytest.mark.sampled(8)
 @shapes
 @interleavings
 @pytest.mark.parametrize("with_norms", [False, True], ids=["plain", "norms"])
@@ -63,6 +64,7 @@ def test_a_token_does_not_depend_on_the_others(interleaved, path):  # noqa: F811
             np.testing.assert_array_equal(part, whole[start:stop])
 
 
+@pytest.mark.sampled(3)
 def test_derivatives_are_the_definitions():
     q, k, cos, sin, norms = operands(5, 2, 2, 66, 33)
 

@@ -29,6 +29,7 @@ def test_bits_do_not_depend_on_other_rows(path):  # noqa: F811
         np.testing.assert_array_equal(moments[11:12], of_row)
 
 
+@pytest.mark.sampled(3)
 def test_derivatives_are_the_definitions():
     x = jnp.asarray(np.random.default_rng(2).normal(size=(3, 20)), jnp.float32)
     gradient = jax.grad(lambda x: jnp.sum(jnp.sin(row_moments(x)[0]) * row_moments(x)[1]))(x)

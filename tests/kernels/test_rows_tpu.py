@@ -10,6 +10,7 @@ from tests.support.tpu_attention import strict_interpreter
 IDS = jnp.asarray([0, 31, 32, 149, -1, 2**31 - 1, 32], jnp.int32)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint8"])
 def test_rows_are_the_tables_bit_for_bit(dtype):
     bits = np.random.default_rng(0).integers(0, 256, (150, 640), np.uint8)

@@ -25,6 +25,7 @@ def random_logits(rows, vocab_size, *, spread=3.0, seed=0):
     return np.random.default_rng(seed).normal(size=(rows, vocab_size)).astype(np.float32) * spread
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 def test_argmax_is_the_first_of_equals(vocab_size):
     logits = np.round(random_logits(8, vocab_size)) + 0.0  # no negative zeros
@@ -51,6 +52,7 @@ def test_argmax_of_a_row_with_a_nan_is_nan():
     assert np.isfinite(argmax(jnp.asarray(logits))[1]).tolist() == [True, False]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize("k", [0, 1, 20])
 def test_top_tokens_equal_a_stable_sort_also_among_ties(vocab_size, k):
@@ -61,6 +63,7 @@ def test_top_tokens_equal_a_stable_sort_also_among_ties(vocab_size, k):
     np.testing.assert_array_equal(values, np.take_along_axis(logits, expected, -1))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 def test_logsumexp_equals_float64(vocab_size):
     logits = random_logits(4, vocab_size) + np.float32([[0], [80], [-500], [1000]])
@@ -132,6 +135,7 @@ def filter_rows(vocab_size):
     return jnp.float32(temperature), TokenFilters(jnp.asarray(top_k), jnp.float32(top_p), jnp.float32(min_p))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize("spread", [pytest.param(0.1, marks=pytest.mark.slow), 3.0])
 def test_filters_keep_what_transformers_warpers_keep(vocab_size, spread):
@@ -145,6 +149,7 @@ def test_filters_keep_what_transformers_warpers_keep(vocab_size, spread):
         np.testing.assert_allclose(tile_mass[i], weights, rtol=2e-5, atol=1e-30)
 
 
+@pytest.mark.sampled(3)
 def test_searching_all_rows_at_once_finds_the_same_as_row_by_row(monkeypatch):
     logits = jnp.asarray(random_logits(len(FILTERS), 20001, seed=2))
     row_by_row = cutoffs(logits, *filter_rows(20001))
@@ -154,6 +159,7 @@ def test_searching_all_rows_at_once_finds_the_same_as_row_by_row(monkeypatch):
     np.testing.assert_allclose(row_by_row[1], at_once[1], rtol=1e-5)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 def test_a_row_weighs_the_same_to_the_bit_alone_and_among_others(vocab_size, path):  # noqa: F811
     if path == PLAIN:
@@ -170,6 +176,7 @@ def test_a_row_weighs_the_same_to_the_bit_alone_and_among_others(vocab_size, pat
         np.testing.assert_array_equal(logsumexp(logits[row]), together_logsumexp[row])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999])
 @pytest.mark.parametrize("temperature", [1e-5, 0.3, 100.0, 1e30])
 def test_top_p_at_extreme_temperatures_keeps_the_smallest_set_with_that_mass(top_p, temperature):

@@ -61,6 +61,7 @@ def masked(step, selection):
     return np.stack(rows)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_native", [False, pytest.param(True, marks=needs_native)])
 @pytest.mark.parametrize("num_heads", [5, 60])
 def test_only_selected_tokens_are_seen(is_native, num_heads):

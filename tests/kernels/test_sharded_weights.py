@@ -145,6 +145,7 @@ for kind in (*kinds, "int8 in groups of 32"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize(
     "script",

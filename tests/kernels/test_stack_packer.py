@@ -34,6 +34,7 @@ def affine(group_size: int, has_codes: bool) -> CodedWeight:
     return CodedWeight(codes, scale.astype(ml_dtypes.bfloat16), minimum=minimum.astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 @pytest.mark.parametrize("order", [(True, False, True), (False, True, False), (True, True, False)])
 @pytest.mark.parametrize(("make", "group_size"), [(int8, 32), (int8, 64), (affine, 16), (affine, 32)])

@@ -34,6 +34,7 @@ def run(kernel, *, starts=(0, 2, 5), num=2, state=None, inputs=None, **slots):
     )
 
 
+@pytest.mark.sampled(3)
 @needs_library
 @each_kernel
 @pytest.mark.parametrize(

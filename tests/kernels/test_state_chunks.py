@@ -33,6 +33,7 @@ def chunk_size(request, monkeypatch):
 small_chunks = pytest.mark.parametrize("chunk_size", [4], indirect=True)
 
 
+@pytest.mark.sampled(3)
 @each_kernel(NAMES)
 @small_chunks
 @pytest.mark.usefixtures("chunk_size")
@@ -40,11 +41,13 @@ def test_a_mix_of_requests(name):
     check_step(KERNELS[name], MIX)
 
 
+@pytest.mark.sampled(3)
 @each_kernel(NAMES)
 def test_requests_of_many_chunks(name):
     check_step(KERNELS[name], LONG)
 
 
+@pytest.mark.sampled(4)
 @each_kernel(NAMES)
 def test_whole_sequences(name):
     check_whole_sequences(KERNELS[name], [70, 1, 9])
@@ -61,6 +64,7 @@ def test_the_chunked_kernels_were_what_ran(name, monkeypatch):
         check_whole_sequences(KERNELS[name], [3])
 
 
+@pytest.mark.sampled(6)
 @each_kernel(NAMES)
 @small_chunks
 @pytest.mark.usefixtures("chunk_size")

@@ -19,16 +19,19 @@ from tests.support.state_kernels import (
 pytestmark = [each_path, pytest.mark.usefixtures("path")]
 
 
+@pytest.mark.sampled(3)
 @each_kernel()
 def test_a_mix_of_requests_equals_transformers(name):
     check_step(KERNELS[name], MIX)
 
 
+@pytest.mark.sampled(3)
 @each_kernel(often=["delta rule, by channel", "ssd, 2 groups", "selective scan", "conv of 4"])
 def test_whole_sequences_equal_transformers(name):
     check_whole_sequences(KERNELS[name], [70, 1, 9])
 
 
+@pytest.mark.sampled(3)
 @each_kernel(often=["delta rule, by channel", "ssd, 2 groups", "selective scan", "conv of 4"])
 def test_a_step_without_requests_changes_nothing(name):
     kernel, rng = KERNELS[name], np.random.default_rng(2)
@@ -38,6 +41,7 @@ def test_a_step_without_requests_changes_nothing(name):
     np.testing.assert_array_equal(out.astype(np.float32), 0)
 
 
+@pytest.mark.sampled(3)
 @each_kernel()
 def test_bits_depend_neither_on_chunks_nor_on_the_batch_nor_on_kept_states(name, path):  # noqa: F811
     if path == PLAIN:
@@ -68,6 +72,7 @@ def test_bits_depend_neither_on_chunks_nor_on_the_batch_nor_on_kept_states(name,
     np.testing.assert_array_equal(state[:2], whole[:2])
 
 
+@pytest.mark.sampled(4)
 @each_kernel(often=["delta rule, by channel", "selective scan"])
 def test_derivatives_are_the_definitions(name, path, monkeypatch):  # noqa: F811
     kernel = KERNELS[name]

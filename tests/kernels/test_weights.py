@@ -65,6 +65,7 @@ def rows(named_weights):
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "weight"), rows(cases()))
 def test_shapes_and_bytes_are_those_of_the_arrays(name, weight):
     assert as_value(as_weight(weight)) is weight
@@ -85,6 +86,7 @@ def test_what_elements_are_stored_as_is_named():
             assert as_weight(packed()[name]).storage == storage
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "weight"), rows(cases()))
 def test_operations_are_those_of_the_array_it_stands_for(name, weight):
     dense = np.asarray(dequantize(weight))
@@ -102,6 +104,7 @@ def test_operations_are_those_of_the_array_it_stands_for(name, weight):
     assert together is None or all(np.array_equal(each, y) for each in together)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", KINDS)
 def test_coded_weights_stand_for_what_their_definition_says(name):
     weight, expected = random_codes(name, ROWS, COLUMNS)
@@ -132,6 +135,7 @@ ROW_ORDERS = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("order", quick_rows(ROW_ORDERS, ["any"]))
 @pytest.mark.parametrize(
     ("name", "weight"), rows([*weights().items(), ("one scale", _one_scale()), ("reordered", _reordered())])

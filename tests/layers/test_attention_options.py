@@ -96,6 +96,7 @@ def paged(q: np.ndarray, k: np.ndarray, v: np.ndarray, mesh: jax.sharding.Mesh, 
         return run(cache, option.pop("sinks", None))
 
 
+@pytest.mark.sampled(4)
 @options
 def test_whole_sequences_equal_dense_attention(option):
     q, k, v = operands()
@@ -210,6 +211,7 @@ LAYER_OPTIONS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("option", LAYER_OPTIONS)
 def test_each_option_of_a_layer_makes_a_difference(option):
     metadata = AttentionMetadata.for_whole_sequences(LENGTHS)

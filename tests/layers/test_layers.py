@@ -196,6 +196,7 @@ def attention_pair(qk_norm: bool, window: int | None) -> tuple[torch.nn.Module, 
     return rotary, theirs, ours
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("qk_norm", [True, False])
 @pytest.mark.parametrize("window", [None, 4, 100])
 def test_attention_over_whole_sequences(qk_norm, window):

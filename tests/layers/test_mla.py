@@ -85,6 +85,7 @@ def paged(attention, x, chunks):
     return jnp.concatenate(outputs)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "config",
     [

@@ -191,6 +191,7 @@ def reference_output(block: torch.nn.Module, x: np.ndarray) -> np.ndarray:
     return (y[0] if isinstance(y, tuple) else y).reshape(x.shape).numpy()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_sparse_block_equals_transformers(name):
     theirs, ours = blocks(name)
@@ -198,6 +199,7 @@ def test_sparse_block_equals_transformers(name):
     np.testing.assert_allclose(jax.jit(ours)(x), reference_output(theirs, x), rtol=0, atol=2e-5)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["Qwen3 MoE", "Llama 4", "DeepSeek V3"])
 def test_a_tokens_output_is_batch_invariant(name):
     _, block = blocks(name)
@@ -211,6 +213,7 @@ def test_a_tokens_output_is_batch_invariant(name):
     np.testing.assert_allclose(ours(padded)[:T], together, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_all_tokens_may_go_to_one_expert():
     experts = JaxExperts(X, E, F, nnx.Rngs(0), gated_unit=GLU(jax.nn.silu), **PLAIN)
     x = random(T, E)
@@ -219,6 +222,7 @@ def test_all_tokens_may_go_to_one_expert():
     np.testing.assert_allclose(y, np.asarray(jax.nn.silu(x @ gate.T) * (x @ up.T)) @ down.T, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_reach_router_and_chosen_experts():
     _, ours = blocks("Mixtral")
     graph, state = nnx.split(ours)

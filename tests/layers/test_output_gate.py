@@ -40,6 +40,7 @@ def attended(layer: GroupedQueryAttention, q_weight: np.ndarray, x: np.ndarray) 
     return run(plain, np.pad(x, pad)).reshape(TOKENS, HEADS, HEAD_DIM)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", GATES)
 def test_the_output_is_multiplied_by_the_gate_before_o_proj(name):
     gate, rng = GATES[name], np.random.default_rng(0)

@@ -69,6 +69,7 @@ def random_heads(length: int) -> tuple[np.ndarray, np.ndarray]:
     return tuple(rng.standard_normal((length, heads, HEAD_DIM)).astype(np.float32) for heads in (4, 2))
 
 
+@pytest.mark.sampled(8)
 @kinds
 @pytest.mark.parametrize("length", [100, 1000])
 def test_frequencies_scaling_and_rotated_heads_equal_transformers(kind, length):

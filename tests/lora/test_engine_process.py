@@ -21,6 +21,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPT = [5, 100, 7, 8, 9, 400, 11, 12]
 
 
+@pytest.mark.slow
 def test_adapters_are_loaded_over_the_wire_and_again_after_a_crash(tmp_path):
     folders = [save_adapter(EMBEDDED_MODEL, tmp_path / f"a{i}", seed=i, scale=0.5) for i in range(2)]
     arguments = {"kv_cache_memory": "8MiB", "enable_lora": True, "max_loras": 2, "dtype": "float32"}

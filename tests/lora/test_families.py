@@ -122,6 +122,7 @@ def merged(trial: Trial) -> float:
             trial.refuse(error)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", quick_rows(ROWS, QUICK))
 def test_adapters_compute_what_pefts_do_or_are_refused_by_name(name, tmp_path):
     trials = [Trial(ROWS[name], tmp_path / kind) for kind in ("request", "merged")]
@@ -190,6 +191,7 @@ LATENT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick_rows(LATENT, ["Youtu"]))
 def test_latent_attentions_adapters_compute_what_pefts_do_in_any_batch(name, tmp_path):
     family, requests, references = ROWS[name], [None], []

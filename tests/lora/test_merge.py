@@ -43,6 +43,7 @@ def base(tmp_path_factory):
     )
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_logits_are_those_of_peft(base, tmp_path, kind):
     adapter = save_adapter(base, tmp_path / "adapter", **CONFIGS[kind])
@@ -74,6 +75,7 @@ def test_the_merged_weights_are_then_quantized(base, tmp_path):
     assert relative_error(logits, expected) < 0.02  # the last bit of a sum may decide how it is rounded
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

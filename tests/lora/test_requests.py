@@ -113,6 +113,7 @@ def test_a_zero_adapter_is_the_base(base, llm, tmp_path):
     assert list(map(_bits, llm.generate(PROMPTS, GREEDY, lora_request=zero))) == list(map(_bits, expected))
 
 
+@pytest.mark.slow
 def test_more_adapters_than_places_take_turns(base, llm, adapters):
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(6)]
     expected = llm.generate(prompts, GREEDY, lora_request=adapters[:6])
@@ -132,6 +133,7 @@ def test_more_adapters_than_places_take_turns(base, llm, adapters):
         few.generate([PROMPTS[0]], GREEDY, lora_request=adapters[7])
 
 
+@pytest.mark.slow
 def test_requests_with_and_without_a_place_are_told_apart(base, adapters):
     with LLM(str(base), enable_lora=True, max_loras=1, max_model_len=64, kv_cache_memory="8MiB") as llm:
         variants = llm._built.variants
@@ -183,6 +185,7 @@ def test_requests_that_cannot_have_their_adapter_say_why(base, llm, adapters, tm
         plain.generate([PROMPTS[0]], GREEDY, lora_request=adapters[0])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("changed", "end"),
     [({}, "embed_tokens"), ({"tie_word_embeddings": True}, "lm_head")],
@@ -230,6 +233,7 @@ def test_places_are_for_the_layers_that_are_named(base, adapters, llm):
         LLM(str(base), lora_target_modules=["proj"], **sizes)
 
 
+@pytest.mark.slow
 def test_preemption_changes_no_answer_of_an_adapter(base, llm, adapters):
     chosen = [None, *adapters[:7]]
     params = [
@@ -247,6 +251,7 @@ def test_preemption_changes_no_answer_of_an_adapter(base, llm, adapters):
     assert list(map(_bits, outputs)) == list(map(_bits, expected))
 
 
+@pytest.mark.slow
 def test_guesses_at_next_tokens_change_no_answer_of_an_adapter(base, llm, adapters):
     repeated = [[5, 6, 7, 8] * 6, [9, 4] * 10]
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)

@@ -31,6 +31,7 @@ def construct(values):
     return config, construct_abstractly(VllmConfig(ModelConfig("it", config, dtype=jnp.bfloat16, max_model_len=2048)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_a_published_config_is_accepted_and_the_keys_of_tools_are_named(name):
     config, _ = construct(ACCEPTED[name]["config"])
@@ -62,6 +63,7 @@ def test_a_llama_of_another_name_has_the_parameters_that_the_reference_says(name
     assert {path: parameter.shape for path, parameter in model.named_parameters()} == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_config_that_asks_for_something_else_is_refused_by_the_key_and_the_reason(name):
     with pytest.raises(ConfigError) as error:

@@ -34,6 +34,7 @@ def construct(values):
     return construct_abstractly(VllmConfig(config))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ["Kimi Linear", "Ling 3", "OLMo Hybrid"])
 def test_the_states_of_a_slot_are_those_of_the_references_cache(name):
     family, tokens = FAMILIES[name], parity.prompt(29)
@@ -75,6 +76,7 @@ def bound_shared(mlp):
     mlp.forward = lambda hidden: mlp.down_proj(bounded(mlp.gate_proj(hidden), mlp.up_proj(hidden)))
 
 
+@pytest.mark.slow
 def test_lings_limits_bound_gates_and_ups_of_the_layers_that_have_them():
     """transformers ignores the limits; the definition is that of the makers' own branch of vLLM."""
     limits = {

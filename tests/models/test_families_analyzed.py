@@ -12,6 +12,7 @@ from tests.support.parity import EVERY_KIND, FAMILIES, checkpoint_folder
 from tests.support.quick_rows import quick_rows
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "family", quick_rows(FAMILIES, [f for f in FAMILIES if f.name in EVERY_KIND]), ids=lambda family: family.name
 )

@@ -72,6 +72,7 @@ class AskedForMethods:
         pass
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("naming", [TextPart, pytest.param(InnerTextPart, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("architecture", [name for name in TEXT_MODELS if name not in WITHOUT_CONFIG])
 def test_a_family_is_held_by_a_text_part_under_its_modules_names(architecture, naming):

@@ -33,6 +33,7 @@ def conditional_folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_text_of_a_checkpoint_that_also_sees_is_served(conditional_folder):
     prompt = np.random.default_rng(0).integers(1, 130, 60).tolist()
     with torch.no_grad():

@@ -32,6 +32,7 @@ def construct(values):
     return construct_abstractly(VllmConfig(ModelConfig("it", HFConfig(values), max_model_len=4096)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", ["e2b", "e4b"])
 def test_a_published_size_has_the_references_parameters(size):
     values = published(size)
@@ -79,6 +80,7 @@ def test_the_share_of_features_that_pass_is_the_one_asked_for():
     np.testing.assert_allclose(np.mean(np.asarray(GaussianTopK(0.95)(x)) > 0, axis=1), 0.05, atol=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("quantization", "least"), [(None, 1 - 1e-9), pytest.param("int8", 0.99, marks=pytest.mark.slow)]
 )

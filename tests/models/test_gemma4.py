@@ -52,6 +52,7 @@ def shapes(model):
     return {known_as(name): tuple(parameter.shape) for name, parameter in named_parameters(model)}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("style", ["published", pytest.param("saved by transformers", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_published_size_has_the_references_parameters(size, style, tmp_path):
@@ -133,6 +134,7 @@ def published_folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("quantization", "least"), quick_rows([(None, 1 - 1e-9), ("int8", 0.99), ("int4", 0.8)], [(None, 1 - 1e-9)])
 )

@@ -130,6 +130,7 @@ def logits(model, length=17):
     return parity.run_model(model, (length,))[length][0]
 
 
+@pytest.mark.sampled(8)
 @families
 def test_parameters_equal_those_of_the_checkpoint_and_logits_transformers(family, tmp_path):
     path = tmp_path / "model.gguf"
@@ -143,6 +144,7 @@ def test_parameters_equal_those_of_the_checkpoint_and_logits_transformers(family
     assert relative_error(logits(model), parity.reference_run(family, 17)[0]) < MAX_RELATIVE_ERROR
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("packs", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     "family",
@@ -175,6 +177,7 @@ def test_blocks_give_the_logits_of_the_dequantized_weights(family, packs, tmp_pa
     assert relative_error(logits(load(tmp_path / "blocks.gguf", Dequantize(), packs)), expected) < 1e-5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("packs", [False, True])
 def test_blocks_of_256_and_other_types_that_gguf_py_only_reads(packs, tmp_path):
     """Random bytes are valid blocks of them."""

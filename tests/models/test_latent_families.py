@@ -157,6 +157,7 @@ class TestPredictionLayers:
             self.load(folder, num_nextn_predict_layers=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("DeepSeek V2 Lite", marks=pytest.mark.slow), "DeepSeek V3"])
 @pytest.mark.parametrize("path", [pytest.param("whole", marks=pytest.mark.slow), "paged"])
 def test_bfloat16_is_as_close_to_float32_as_transformers_own(name, path):

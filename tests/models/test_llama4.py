@@ -77,6 +77,7 @@ def test_an_unknown_layer_type_is_refused(tmp_path):
         LLM(tmp_path, load_format="dummy", **SETTINGS)
 
 
+@pytest.mark.slow
 def test_layers_without_a_list_follow_the_interval(tmp_path):
     """Every `no_rope_layer_interval`-th layer has no rope; an empty list, as published, is as none."""
     source = Path(checkpoint_folder(TEXT))

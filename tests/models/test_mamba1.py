@@ -28,6 +28,7 @@ def family(name):
     return next(family for family in FAMILIES if family.name == name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layer"), [("Jamba", 2), ("Falcon Mamba", 1)])
 def test_states_in_slots_are_the_references_cache(name, layer):
     tokens = prompt(17)
@@ -100,6 +101,7 @@ def test_what_cannot_be_is_refused(name, changes, message):
         construct_abstractly(VllmConfig(ModelConfig("it", HFConfig(values), max_model_len=4096)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["mamba-2.8b", "falcon-mamba-7b"])
 def test_a_published_config_without_heads_and_lengths_is_served_and_planned(name, tmp_path, capsys):
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "time_step_rank": 4}

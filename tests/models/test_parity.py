@@ -33,7 +33,7 @@ def each_of(names: Collection[str], slow_names: Collection[str] = ()) -> pytest.
     return pytest.mark.parametrize("family", rows, scope="module")
 
 
-# Whose logits test_gguf_families.py compares every time; their paths are those of families of every kind.
+# Whose logits test_gguf_families.py compares; their paths are those of families of every kind.
 QUICK_AS_GGUF = {
     *("Qwen2", "Mistral, window", "Ministral 3", "OLMo 3, yarn on full layers", "Gemma 3", "GLM-4-0414"),
     *("StarCoder2, window", "Cohere 2", "Qwen3 MoE", "DeepSeek V2 Lite", "GLM-4.7 Flash", "MiniMax M2"),
@@ -62,6 +62,7 @@ def test_logits_and_every_layer_equal_transformers_on_whole_sequences(family: Fa
         assert parity.layer_error(family, length) < MAX_RELATIVE_ERROR
 
 
+@pytest.mark.sampled(3)
 @families
 def test_logits_equal_transformers_in_paged_paths(family: Family):
     paths = ["prefill", "shared prefix"] if family.name not in EVERY_KIND else parity.PATHS
@@ -76,6 +77,7 @@ def test_logits_equal_transformers_in_chunks_and_token_by_token(family: Family):
     assert max(errors.values()) < MAX_RELATIVE_ERROR, errors
 
 
+@pytest.mark.sampled(3)
 @families_of_every_kind
 def test_greedy_tokens_equal_transformers_generate(family: Family):
     assert parity.greedy_tokens(family, prompt(17)) == parity.reference_greedy_tokens(family, prompt(17))

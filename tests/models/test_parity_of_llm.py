@@ -24,6 +24,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "family",
     [
@@ -42,6 +43,7 @@ def test_greedy_tokens_equal_transformers_generate(family: Family):
             assert [output.outputs[0].token_ids for output in outputs] == expected
 
 
+@pytest.mark.slow
 def test_a_context_beyond_the_short_ones_is_served_with_longropes_long_frequencies():
     family = next(f for f in FAMILIES if f.name == "Phi-4-mini, partial longrope, tied")
     tokens = prompt(150)

@@ -42,6 +42,7 @@ def load(folder, *, prediction_layer=True):
     return load_model(VllmConfig(model_config, load_config=LoadConfig(prediction_layer=prediction_layer)), make_mesh())
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ROWS)
 def test_drafts_are_those_of_transformers(tmp_path, name):
     folder, larger = write_prediction_checkpoint(tmp_path, family(name))
@@ -70,6 +71,7 @@ def test_the_first_of_several_layers_drafts_as_in_transformers(tmp_path):
         check_first_draft(drafts_of(prompt(length), 1), reference_chain_drafts(folder, prompt(length)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_the_first_of_several_layers_in_published_formats_drafts_as_in_sglang(tmp_path, name):
     folder = write_chain_checkpoint(tmp_path, name)
@@ -78,6 +80,7 @@ def test_the_first_of_several_layers_in_published_formats_drafts_as_in_sglang(tm
         check_first_draft(drafts_of(prompt(length), 1), chain_reference(folder, name, prompt(length)))
 
 
+@pytest.mark.slow
 def test_a_block_of_two_layers_drafts_as_in_vllm(tmp_path):
     folder, larger = write_nemotron_checkpoint(tmp_path)
     drafts_of = WholeDrafts(load(folder))

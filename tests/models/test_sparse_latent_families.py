@@ -56,6 +56,7 @@ def test_a_token_takes_a_latent_and_an_index_key_where_a_layer_has_an_indexer():
     assert construct(V32, num_hidden_layers=2).decoder.cache_entries == ((0, 1), (2, 3))
 
 
+@pytest.mark.slow
 def test_an_engine_for_contexts_that_are_selected_whole_has_dense_attention_and_no_index_keys():
     family = next(f for f in parity.FAMILIES if f.name == "GLM-5.2")
     family = dataclasses.replace(family, config=family.config | {"index_topk": 40})
@@ -72,6 +73,7 @@ def test_an_engine_for_contexts_that_are_selected_whole_has_dense_attention_and_
     assert relative_error(whole, expected) < 1e-5
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
@@ -87,6 +89,7 @@ def test_which_layers_have_an_indexer(keys, expected):
     assert layers_with_indexers(GLM_5, num_hidden_layers=8, **keys) == list(expected)
 
 
+@pytest.mark.slow
 def test_the_schedule_of_glm_5_3_is_the_list_it_is_published_with():
     config = {key: value for key, value in GLM_53.items() if key != "indexer_types"}
     assert layers_with_indexers(config) == layers_with_indexers(GLM_53) == [0, 1, *range(2, 78, 4)]
@@ -124,6 +127,7 @@ def test_what_is_not_implemented_is_refused_by_name(config, changes, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_plan_counts_index_keys_and_reads_selected_latents_only():
     part = Planner(plan_source("glm-5.3"), Wanted()).device_model(parse_target("h100x8"))
     latents, keys = 78 * 576 * 2, 21 * 128 * 2

@@ -134,6 +134,7 @@ def checkpoint(request, tmp_path_factory):
     return model, folder
 
 
+@pytest.mark.sampled(6)
 def test_text_is_that_of_the_reference(checkpoint):
     reference, folder = checkpoint
     tokens = prompt(100)
@@ -149,6 +150,7 @@ def test_text_is_that_of_the_reference(checkpoint):
         assert relative_error(logits, expected) < GATES["float32"].relative_error
 
 
+@pytest.mark.sampled(3)
 def test_everything_in_the_checkpoint_is_known(checkpoint):
     _, folder = checkpoint
     analysis = analyze(str(folder))

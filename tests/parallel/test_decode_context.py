@@ -79,6 +79,7 @@ print("error", error)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.multi_device
 def test_parts_of_the_context_add_up_to_dense_attention():
     run_on_devices("-c", KERNEL)

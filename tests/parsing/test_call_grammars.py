@@ -161,6 +161,7 @@ def compiler_of(form):
     return tokenizer, GrammarCompiler(tokenizer, tokenizer.vocab_size, [tokenizer.token_to_id(EOS)])
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_that_must_come_parse_and_fit(name):
     form, rng = FORMATS[name], random.Random(name)
@@ -176,6 +177,7 @@ def test_calls_that_must_come_parse_and_fit(name):
     assert num_ended >= 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_one_call_is_one(name):
     form, rng = FORMATS[name], random.Random(name)
@@ -185,6 +187,7 @@ def test_one_call_is_one(name):
         assert not ended or len(output.tool_calls) == 1, text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_in_free_text_fit_and_free_text_is_free(name):
     form, rng = FORMATS[name], random.Random(name)
@@ -199,6 +202,7 @@ def test_calls_in_free_text_fit_and_free_text_is_free(name):
     assert accepts(grammar, tokenizer, starts.get(form.tool, "") + "Hi! a < b, [1] and <x> are no calls: {}.")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_answer_fits_its_schema_or_calls(name):
     form, rng = FORMATS[name], random.Random(name)
@@ -214,6 +218,7 @@ def test_an_answer_fits_its_schema_or_calls(name):
         assert not ended or output.tool_calls or json.loads(output.content)["a"] is not None, text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted(FORMATS.keys() - TRIMMED))
 def test_what_the_template_writes_is_allowed(name):
     """A call in the conversation's past looks as the grammar lets the model write one."""
@@ -244,6 +249,7 @@ def test_what_a_format_cannot_write_is_said(key):
     calls_grammar(get_tool_parser("hermes"), [tool], tokenizer_of([]), must_call=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_nothing_is_masked_before_a_call_and_from_every_opener_on_only_calls_that_fit(name):
     form, rng = FORMATS[name], random.Random(name)

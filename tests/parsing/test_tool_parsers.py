@@ -93,6 +93,7 @@ def rendered_turn(form, *, reasoning="", content="", num_calls=2):
     return text.removeprefix("USER")
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_the_template_writes_is_read_back_at_any_cut(name):
     form = FORMATS[name]
@@ -126,6 +127,7 @@ def fragments(form):
     return [*pieces, *openers, '{"', "{", '"}', "}", "now", '{"name": "now", "arguments": {']
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_jumbled_text_is_the_same_at_any_cut(name):
     form = FORMATS[name]
@@ -309,6 +311,7 @@ ODD = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("name", "text", "content", "calls"), ODD, ids=[f"{name}-{i}" for i, (name, *_) in enumerate(ODD)]
 )
@@ -400,6 +403,7 @@ REASONING = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "prompt", "text", "reasoning", "content"), REASONING)
 def test_reasoning_is_parted_from_the_answer_at_any_cut(name, prompt, text, reasoning, content):
     got_reasoning, got_content, _ = assert_same_at_every_cut(FORMATS[name], text, prompt)
@@ -502,6 +506,7 @@ def test_ids_are_their_own_and_in_the_form_the_model_needs():
     assert mistral.isalnum()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -111,6 +111,7 @@ def test_scores_of_pairs_are_the_references(reranker, llm):
     assert one_to_many[1].prompt_token_ids == pair_of(QUERIES[0], DOCUMENTS[1])[0]
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(not native.usable(), reason="XLA does not promise it")
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_a_score_does_not_depend_on_other_pairs(reranker, quantization):

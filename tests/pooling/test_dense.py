@@ -54,6 +54,7 @@ def vectors(llm, prompts):
     return np.array([output.outputs.embedding for output in llm.embed(prompts)], np.float32)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_a_layer_is_torchs_and_a_row_does_not_depend_on_others(activation, tmp_path):
     dense = save_dense(tmp_path, (64, 48), activation, bias=activation != "ReLU")
@@ -99,6 +100,7 @@ def test_gemma_without_a_head_and_with_causal_attention(tmp_path):
         np.testing.assert_allclose(vectors(llm, texts(2)), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

@@ -81,6 +81,7 @@ def test_a_file_has_the_vectors_of_its_texts(folder, expected, tmp_path):
     assert piped.stdout == (tmp_path / "out.jsonl").read_text()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -141,6 +142,7 @@ def kept_rows(output):
     return [int(line.split()[1]) for line in data.split(b"\n")[:-1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_kills", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_kills_change_nothing_and_what_changed_is_refused(folder, expected, tmp_path, num_kills):
     source, output, log = write(tmp_path / "in.jsonl", rows()), tmp_path / "out.npy", tmp_path / "log"

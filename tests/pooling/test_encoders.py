@@ -28,6 +28,7 @@ def vectors(llm, prompts, **arguments):
     return np.array([output.outputs.embedding for output in llm.embed(prompts, **arguments)], np.float32)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "Gemma3TextModel"])
 def test_vectors_are_the_references(family, tmp_path):
     model = save_model(tmp_path, family)
@@ -60,6 +61,7 @@ def test_nomics_own_config_says_the_same(tmp_path):
         np.testing.assert_allclose(vectors(llm, texts(5)), expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", POOLING)
 def test_each_mode_with_and_without_a_length_of_one(mode, tmp_path):
     model = save_model(tmp_path)
@@ -83,6 +85,7 @@ def llm(folder):
         yield llm
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(not native.usable(), reason="XLA does not promise it")
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_a_vector_does_not_depend_on_other_texts(folder, quantization):

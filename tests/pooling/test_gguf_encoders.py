@@ -23,6 +23,7 @@ def vectors(llm, prompts):
     return np.array([output.outputs.embedding for output in llm.embed(prompts)], np.float32)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("family", "mode", "pooling_type"),
     [(family, "mean", 1) for family in ARCHITECTURES] + [("BertModel", "cls", 2)],
@@ -44,6 +45,7 @@ def test_vectors_are_those_of_the_original_checkpoint(family, mode, pooling_type
             assert llm.embed("w3 [MASK] w4 unknown")[0].prompt_token_ids == tokens
 
 
+@pytest.mark.slow
 def test_an_encoder_with_xlm_robertas_tokenizer_makes_the_same_vectors(tmp_path):
     reference, keys = xlm_roberta(tmp_path)
     save_model(tmp_path, "XLMRobertaModel", vocab_size=len(reference))
@@ -72,6 +74,7 @@ def test_a_decoders_file_says_that_it_makes_vectors_of_last_tokens(tmp_path):
         np.testing.assert_allclose(vectors(llm, texts(6)), expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("family", "least"), [("BertModel", 0.999), ("Gemma3TextModel", 0.99)])
 def test_quantized_weights_are_close(family, least, tmp_path):
     is_gemma = family == "Gemma3TextModel"

@@ -79,6 +79,7 @@ PACKINGS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("config", "tensors", "symmetric"), quick_rows(PACKINGS, [PACKINGS[i] for i in (1, 4, 7, 9)]))
 def test_each_packing_format(source, tmp_path, config, tensors, symmetric):
     packed, wide = write(tmp_path, source, packs(tensors, symmetric=symmetric), AUTO_ROUND | config)
@@ -151,6 +152,7 @@ FLOATS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kind", "config"), quick_rows(FLOATS, [FLOATS[i] for i in (0, 2, 3)]))
 def test_floats_are_as_their_tensors_say(source, tmp_path, kind, config):
     torch.manual_seed(0)

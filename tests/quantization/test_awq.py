@@ -48,6 +48,7 @@ def assert_logits(folder, wide):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("config", "pack"),
     [
@@ -68,6 +69,7 @@ def test_logits_are_those_of_the_weights_that_the_integers_stand_for(source, tmp
     assert_equal(load(packed, "dequantize", native=True), load(wide, native=True))
 
 
+@pytest.mark.slow
 def test_experts_too(tmp_path):
     source = write_checkpoint(tmp_path / "source", "qwen3_moe", tokenizer=False, **EXPERTS)
     packed, wide = write(tmp_path, source, pack, AWQ | {"modules_to_not_convert": ["mlp.gate."]})

@@ -45,11 +45,13 @@ def written(request, source, tmp_path_factory):
     return *write_quantized(tmp_path_factory.mktemp(request.param), source, quantize, config), kind
 
 
+@pytest.mark.sampled
 def test_logits_are_those_of_the_weights_that_the_file_stands_for(written):
     quantized, wide, _ = written
     assert_logits(quantized, wide)
 
 
+@pytest.mark.sampled
 def test_weights_stay_quantized(written):
     quantized, wide, kind = written
     held, expected = values(load(quantized)), load_file(wide / "model.safetensors")
@@ -66,6 +68,7 @@ def test_it_can_be_dequantized(source, tmp_path, native):
     assert_equal(load(quantized, "dequantize", native=native), load(wide, native=native))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", quick_rows(KINDS, ["nf4"]))
 def test_experts_too(tmp_path, kind):
     quantize, config, _ = KINDS[kind]

@@ -79,11 +79,13 @@ def assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_logits_are_those_of_the_weights_that_the_quantized_ones_stand_for(folders, family):
     assert_logits(*folders(family))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize("native", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_dequantized_by_choice(folders, family, native):
@@ -104,6 +106,7 @@ def test_dequantized_blocks_are_transformers():
     np.testing.assert_array_equal(dequantize(weight), expected.mT.numpy())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("family", "layer"), [("gpt_oss", 0), ("deepseek_v3", 1), ("qwen3_moe", 0)])
 def test_experts_stay_quantized(folders, family, layer):
     quantized, _ = folders(family)
@@ -139,6 +142,7 @@ def test_through_the_engine(folders, start_llm):
 
 
 class TestMistakes:
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize(
         ("family", "name", "change", "message"),
         [

@@ -62,6 +62,7 @@ def transformers_logits(folder):
         return reference(torch.tensor([IDS])).logits[0].numpy()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", RULES)
 def test_transformers_reads_what_we_write(quantized_folder, name):
     folder = quantized_folder(name)
@@ -69,6 +70,7 @@ def test_transformers_reads_what_we_write(quantized_folder, name):
     np.testing.assert_allclose(logits(load(folder)), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("tile_size", [None, 32])
 @pytest.mark.parametrize("shape", [(16, 64), (13, 96)])
@@ -102,6 +104,7 @@ def test_activations_alone_may_be_chosen_whatever_the_weights(quantized_folder, 
         load(untied, "int8_activations")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "rules",
     [
@@ -117,6 +120,7 @@ def test_a_checkpoint_of_odd_sizes_loads_bit_for_bit_as_quantized_online(untied,
     assert_equal(load(tmp_path / "q"), load(untied, rules))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["int8", "int4"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_short_name_loads_bit_for_bit_as_quantized_online(untied, tmp_path, name, tied):
@@ -190,6 +194,7 @@ def test_tensors_that_do_not_fit_are_named(quantized_folder, tmp_path, name, cha
         load(folder)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("preset", ["FP8_DYNAMIC", "FP8_BLOCK"])
 def test_fp8_as_the_formats_library_describes_it(untied, tmp_path, preset):
     """The input stays as it is, which the file's `input_activations` allow."""

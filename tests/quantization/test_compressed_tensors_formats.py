@@ -65,6 +65,7 @@ def sources(tmp_path_factory):
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", [pytest.param("dense", marks=pytest.mark.slow), "moe"])  # "moe" contains it
 @pytest.mark.parametrize("name", quick_rows(SCHEMES, ["NVFP4", "int3"]))
 def test_logits_are_those_of_the_weights_that_a_format_stands_for(sources, tmp_path, family, name):
@@ -98,6 +99,7 @@ def test_several_formats_in_one_file(sources, tmp_path):
     np.testing.assert_allclose(logits(load(stored)), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_head_and_embeddings_may_be_quantized(tmp_path, tied):
     source = write_checkpoint(tmp_path / "source", tokenizer=False, hidden_size=96, tie_word_embeddings=tied)
@@ -124,6 +126,7 @@ def test_a_quantized_head_of_a_tied_model_is_named(sources, tmp_path):
         load(folder)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "target", ["Linear", "FusedMoE", "re:.*experts.*", r"re:model\.layers\.\d+\.mlp\.experts\.\d+\.w?"]
 )
@@ -136,6 +139,7 @@ def test_experts_are_targets_as_linear_layers_or_together(sources, tmp_path, tar
     np.testing.assert_allclose(logits(load(stored)), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ["int3", "FP8_DYNAMIC", "NVFP4"])
 def test_a_router_that_the_file_quantizes_is_dequantized(sources, tmp_path, name):
     scheme = SCHEMES[name]
@@ -268,6 +272,7 @@ def test_every_preset_of_the_library_is_understood():
         assert config.get_quant_method(layer, "model.layers.0.mlp.up_proj") is not None, preset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [pytest.param("dense", marks=pytest.mark.slow), "moe"])  # "moe" contains it
 def test_groups_of_columns_that_are_not_neighbours(sources, tmp_path, family):
     """As GPTQ with `actorder` "group" stores them: columns were quantized in the order of their importance."""

@@ -95,6 +95,7 @@ def assert_near(actual, exact, tolerance=1e-5):
     np.testing.assert_allclose(actual, exact, rtol=0, atol=tolerance * np.abs(exact).max())
 
 
+@pytest.mark.sampled(4)
 @schemes
 @packings
 def test_quantized_experts_are_those_of_the_dequantized_weights(scheme, packed):
@@ -160,6 +161,7 @@ def test_other_gated_units(unit):
     assert_near(apply(layer, *routed()), by_hand(tensors(), *routed(), unit=unit))
 
 
+@pytest.mark.sampled(4)
 @packings
 @pytest.mark.parametrize(
     "unit", [GLU(activation_function("relu")), CappedGLU(activation_function("relu"), 0.1)], ids=["relu", "capped"]
@@ -170,6 +172,7 @@ def test_a_unit_without_a_kernel_stays_with_plain_jax(unit, packed):
     assert_near(apply(layer, *routed()), by_hand(tensors(), *routed(), unit=unit))
 
 
+@pytest.mark.slow
 @needs_native
 def test_groups_without_a_kernel_stay_with_plain_jax():
     layer = loaded(PackingConfig(rules("int4", 16)), tensors())
@@ -209,6 +212,7 @@ def test_fused_transposed_interleaved_tensors_with_biases():
     assert_near(apply(packed, *routed()), apply(plain, *routed()))
 
 
+@pytest.mark.sampled(4)
 @packings
 @pytest.mark.parametrize("config", [None, rules("int8"), rules("int4", 16)], ids=["float32", "int8", "int4"])
 def test_initial_weights_are_of_the_same_kind(config, packed):

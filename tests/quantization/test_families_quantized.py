@@ -44,6 +44,7 @@ def test_every_configuration_has_a_row():
     assert {BY_NAME[name].config_class for name in (*QUICK, *OTHERS)} == {family.config_class for family in FAMILIES}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "qtype"),
     [

@@ -50,6 +50,7 @@ def test_logits_are_those_of_the_weights_that_fp8_stands_for(folders):
     assert_logits(*folders)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("scale_dtype", "scale_fmt"),
     [(torch.bfloat16, None), (torch.float32, "ue8m0"), (torch.float8_e8m0fnu, "ue8m0")],
@@ -87,6 +88,7 @@ def test_weights_stay_quantized(folders, source):
     assert set(values(model)) == set(load_file(source / "model.safetensors"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("native", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_dequantized_by_choice(folders, dtype, native):
@@ -161,6 +163,7 @@ def test_published_settings_are_understood(config):
 class TestMistakes:
     NAME = "model.layers.0.self_attn.k_proj.weight"
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize(
         ("name", "change", "message"),
         [

@@ -31,6 +31,7 @@ def test_the_checkpoint_is_as_published(folders):
             assert f"model.layers.1.{name}.weight_scale_inv" in file.keys()  # noqa: SIM118
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("native", [False, True])
 def test_logits_are_those_of_the_weights_that_fp8_stands_for(folders, native):
     if native and not native_kernels.usable():

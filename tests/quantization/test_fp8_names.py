@@ -70,6 +70,7 @@ def as_rows(_, weight):
     return {"weight": value, "weight_scale": scale[:, 0]}, wide
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", [pytest.param("dense", marks=pytest.mark.slow), "moe"])  # "moe" contains it
 @pytest.mark.parametrize(
     ("encode", "config"),
@@ -99,6 +100,7 @@ def stacked_fp8(tensor):
     return value, scale, wide
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("native", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     ("encode", "shape", "config"),

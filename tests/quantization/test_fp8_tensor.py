@@ -51,6 +51,7 @@ def source(tmp_path_factory):
     return write_checkpoint(folder, tokenizer=False, hidden_size=96, intermediate_size=160, tie_word_embeddings=False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("config", "scale_shape", "static"),
     [(FP8, (), True), (FP8 | {"activation_scheme": "dynamic"}, (1,), False), (COMPRESSED, (1,), True)],
@@ -60,6 +61,7 @@ def test_logits_are_those_of_the_weights_that_fp8_stands_for(source, tmp_path, c
     assert_logits(*write(tmp_path, source, config, scale_shape, static))
 
 
+@pytest.mark.slow
 def test_dequantized_weights_are_torchs_to_the_bit(source, tmp_path):
     fp8, wide = write(tmp_path, source, FP8)
     held, expected = values(load(fp8)), load_file(wide / "model.safetensors")
@@ -71,6 +73,7 @@ def test_dequantized_weights_are_torchs_to_the_bit(source, tmp_path):
         assert_equal(load(fp8, "dequantize", native=native), load(wide, native=native))
 
 
+@pytest.mark.slow
 def test_experts_too(tmp_path):
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 72, "norm_topk_prob": True}
     source = write_checkpoint(tmp_path / "source", "qwen3_moe", tokenizer=False, **sizes)

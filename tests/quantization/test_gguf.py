@@ -29,6 +29,7 @@ def expected(name, rows):
     return reference(rows, gguf.GGMLQuantizationType[name])
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_weights_equal_gguf_pys_exactly(name):
@@ -46,6 +47,7 @@ def test_weights_keep_the_precision_of_the_file(name):
     assert 8 * sum(leaf.nbytes for leaf in jax.tree.leaves(weight)) / (16 * 1024) == BITS[name]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["Q6_K", "Q8_0", "IQ4_XS"])
 def test_weights_of_many_chunks_of_rows_equal_gguf_pys(name, monkeypatch):
     monkeypatch.setattr("jaxis.quantization.formats.gguf._BYTES_AT_ONCE", 5000)
@@ -84,6 +86,7 @@ def test_nvfp4_is_multiplied_by_its_tensors_scale():
     np.testing.assert_allclose(np.asarray(dequantize(weight)), np.float32(0.37) * expected("NVFP4", rows), rtol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("key_type", "value_type"), [("Q8_0", "Q4_K"), ("F32", "Q6_K"), ("Q5_0", "F16")])
 def test_keys_and_values_of_latents_are_joined_by_heads(key_type, value_type):
     num_heads, key_dim, value_dim, latent_dim = 3, 64, 32, 256

@@ -90,6 +90,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", quick_rows(CASES, ["asymmetric", "act-order"]))
 def test_logits_are_those_of_the_weights_that_the_integers_stand_for(source, tmp_path, case):
     config, how = CASES[case]
@@ -99,6 +100,7 @@ def test_logits_are_those_of_the_weights_that_the_integers_stand_for(source, tmp
     assert_equal(load(packed, "dequantize", native=True), load(wide, native=True))
 
 
+@pytest.mark.slow
 def test_experts_too(moe, tmp_path):
     packed, wide = write(tmp_path, moe, packs(symmetric=False), GPTQ | {"sym": False})
     assert_weights(assert_logits(packed, wide), wide)
@@ -107,11 +109,13 @@ def test_experts_too(moe, tmp_path):
     assert_equal(load(packed, "dequantize", native=True), load(wide, native=True))
 
 
+@pytest.mark.slow
 def test_experts_of_reordered_columns_too(moe, tmp_path):
     packed, wide = write(tmp_path, moe, packs(reorders=True), GPTQ | {"desc_act": True})
     assert_weights(assert_logits(packed, wide), wide)
 
 
+@pytest.mark.slow
 def test_experts_of_mixed_bits_and_a_quantized_router(moe, tmp_path):
     def pack(module, weight):
         if module.endswith("mlp.gate"):
@@ -123,6 +127,7 @@ def test_experts_of_mixed_bits_and_a_quantized_router(moe, tmp_path):
     assert_weights(assert_logits(packed, wide), wide)
 
 
+@pytest.mark.slow
 def test_mixtral_names_too(tmp_path):
     import transformers
 
@@ -138,6 +143,7 @@ def test_mixtral_names_too(tmp_path):
     assert isinstance(values(load(packed))["model.layers.0.mlp.experts.up_proj"], QuantizedWeight)
 
 
+@pytest.mark.slow
 def test_fused_projections_are_as_in_the_file(tmp_path):
     import transformers
 
@@ -151,6 +157,7 @@ def test_fused_projections_are_as_in_the_file(tmp_path):
     assert_logits(packed, wide)
 
 
+@pytest.mark.slow
 def test_modules_are_quantized_as_their_tensors_say_whatever_config_json_says(source, tmp_path):
     def pack(module, weight):
         if module.endswith(("v_proj", "0.mlp.down_proj")):
@@ -187,6 +194,7 @@ def test_a_checkpoint_that_says_version_1_and_has_version_2(source, tmp_path):
     assert_weights(load(packed), wide)
 
 
+@pytest.mark.slow
 def test_biases_of_zeros_that_the_model_lacks_are_left_out(source, moe, tmp_path):
     def pack(module, weight):
         made = packs()(module, weight)
@@ -206,6 +214,7 @@ def test_biases_of_zeros_that_the_model_lacks_are_left_out(source, moe, tmp_path
     assert_weights(load(packed), wide)
 
 
+@pytest.mark.slow
 def test_activations_may_be_quantized(source, tmp_path):
     packed, _ = write(tmp_path, source, packs(reorders=True), GPTQ | {"desc_act": True})
     exact, rounded = logits(load(packed)), logits(load(packed, "int8_activations"))
@@ -222,6 +231,7 @@ def change(folder, packed, **tensors):
     return replace_tensors(folder, packed, {name: tensor for name, tensor in stored.items() if tensor is not None})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
@@ -323,6 +333,7 @@ def test_hostile_headers_are_errors(source, tmp_path):
             load(folder)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", ["gptq", "awq", "auto-round"])
 def test_plain_weights_under_a_config_that_says_they_are_quantized_load_and_it_is_said(
     source, tmp_path, method, caplog

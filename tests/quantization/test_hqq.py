@@ -74,6 +74,7 @@ def source(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("source") / "qwen2", "qwen2", tokenizer=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "group_size"),
     quick_rows([(8, 32), (4, 32), (4, 16), (3, 32), (2, 32), (1, 8)], [(3, 32)]),
@@ -91,6 +92,7 @@ def test_logits_are_those_of_the_weights_that_the_integers_stand_for(source, tmp
     assert_equal(load(packed, "dequantize", native=True), load(wide, native=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

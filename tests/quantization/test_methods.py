@@ -40,6 +40,7 @@ def quantized(scheme, weight):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 class TestLayers:
+    @pytest.mark.sampled(3)
     def test_linear(self, scheme):
         layer = JaxLinear(64, 6, nnx.Rngs(0), quant_config=config(scheme), prefix="x")
         weight, bias, x = random(6, 64), random(6, seed=1), random(3, 64, seed=2)
@@ -50,6 +51,7 @@ class TestLayers:
         expected = x @ np.asarray(dequantize(quantized(scheme, weight))).T + bias
         np.testing.assert_allclose(nnx.jit(lambda layer, x: layer(x))(layer, x), expected, rtol=0, atol=1e-4)
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
     def test_embeddings_and_tied_head(self, scheme, dtype):
         layer = JaxEmbed(11, 64, nnx.Rngs(0), dtype=dtype, quant_config=config(scheme))
@@ -112,12 +114,14 @@ def test_excluded_modules_keep_their_type(checkpoint):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("quantization", "similarity"), [("int8", 0.999), ("int4", 0.93)])
 def test_a_quantized_model_predicts_much_as_the_plain_one(checkpoint, quantization, similarity):
     expected, result = logits(load(checkpoint())), logits(load(checkpoint(), quantization))
     assert similarity < np.corrcoef(expected.ravel(), result.ravel())[0, 1] < 0.999999
 
 
+@pytest.mark.slow
 def test_dummy_weights_are_quantized(checkpoint):
     held = values(load(checkpoint(), "int4", load_format="dummy"))
     assert isinstance(held["model.layers.0.mlp.up_proj.weight"], CodedWeight)

@@ -38,6 +38,7 @@ def sparse(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("sparse") / "moe", "qwen3_moe", tokenizer=False, **SIZES, **EXPERTS)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "mode"),
     quick_rows(

@@ -54,6 +54,7 @@ def written(sources, tmp_path_factory):
     return folder
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("group_size", quick_rows([32, 64, 128], [64]))
 @pytest.mark.parametrize(
     ("qtype", "method"),
@@ -76,6 +77,7 @@ def test_mlx_dequantizes_to_the_same_numbers(qtype, method, group_size):
     np.testing.assert_array_equal(np.asarray(restored), dequantize(quantized))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("kind", ["dense", "experts"])
@@ -83,6 +85,7 @@ def test_it_loads_bit_for_bit_as_quantized_online(sources, written, kind, name, 
     assert_equal(load(written(kind, name), native=native), load(sources[kind], RULES[name], native=native))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["dense", "experts"])
 def test_native_logits_are_those_of_plain_jax(written, kind):
     expected = logits(load(written(kind, "mixed")))
@@ -107,6 +110,7 @@ def test_the_settings_of_every_module_are_in_config_json(written):
                 assert words * 32 == found["bits"] * stored[name].shape[1] * found["group_size"], module
 
 
+@pytest.mark.slow
 def test_only_jaxis_rules_tell_what_is_symmetric(written, tmp_path):
     """Without them the file is like any of MLX's: affine, and with the same values."""
     foreign = variant(tmp_path / "foreign", written("dense", "mixed"), jaxis_quantization=None)

@@ -102,6 +102,7 @@ def assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", [pytest.param("dense", marks=pytest.mark.slow), "moe"])  # "moe" contains it
 @pytest.mark.parametrize("algorithm", quick_rows(ALGORITHMS, ["NVFP4", "FP8"]))
 def test_logits_are_those_of_the_weights_that_an_algorithm_stands_for(sources, tmp_path, algorithm, family):
@@ -111,6 +112,7 @@ def test_logits_are_those_of_the_weights_that_an_algorithm_stands_for(sources, t
     assert_logits(stored, wide)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("algorithm", quick_rows(ALGORITHMS, ["NVFP4", "FP8"]))
 def test_dequantized_weights_are_modelopts_to_the_bit(sources, tmp_path, algorithm):
     stored, wide = write_stored(
@@ -136,6 +138,7 @@ def test_every_nvfp4_code_and_scale():
     np.testing.assert_array_equal(np.asarray(dequantize(weight, jnp.bfloat16)), wide.numpy().astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("scale_2_shape", [(), (4,), (4, 1, 1)])
 def test_stacks_of_experts_are_transposed(sources, tmp_path, scale_2_shape):
     """As ModelOpt writes those of Llama 4: [X, in / 2, out] with scales [X, in / 16, out]."""

@@ -97,6 +97,7 @@ def test_layers_of_different_types_are_applied_one_by_one():
     np.testing.assert_allclose(results[1], expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh", "relu"])
 @pytest.mark.parametrize("use_bias", [False, True])
 @pytest.mark.parametrize("config", [PLAIN, quantized("int8", None)], ids=["plain", "int8"])

@@ -98,6 +98,7 @@ OWNERS = {
 SLOW = {"Kimi K2.5 INT4", "MiniMax M2 FP8", "Nemotron 3 FP8", "Qwen3.5 FP8, all of the delta net"}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", quick_rows(OWNERS, OWNERS.keys() - SLOW))
 def test_an_owners_format_gives_the_logits_of_the_weights_it_stands_for(name, tmp_path):
     (family, changes), layers, encode, config = OWNERS[name]

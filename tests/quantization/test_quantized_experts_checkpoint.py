@@ -56,6 +56,7 @@ def checkpoint(family: str) -> Path:
     return folder
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("native", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "native"])
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("family", quick_rows(FAMILIES, ["GPT-OSS"]))
@@ -68,6 +69,7 @@ def test_the_quantized_checkpoint_is_what_the_rules_make_of_the_original(family,
     assert np.isfinite(logits(stored)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", quick_rows(FAMILIES, ["Qwen3 MoE"]))
 def test_int8_logits_stay_close(family, tmp_path):
     quantize_checkpoint(checkpoint(family), tmp_path / "q", parse_quantization("int8"))

@@ -30,6 +30,7 @@ def test_it_has_every_projection_of_the_model_quantized_and_no_prediction_layer(
     assert not any("layers.2." in name for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("native", [False, True])
 def test_it_computes_what_the_same_weights_quantized_as_they_are_read_do(folders, native):
     expected = logits(load(folders[0], "int8", native=native), IDS)

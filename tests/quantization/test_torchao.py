@@ -63,6 +63,7 @@ def write(folder, source, config):
     return low_precision, wide
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", quick_rows(KINDS, ["int8", "float8"]))
 def test_logits_are_those_of_the_weights_that_the_file_stands_for(source, tmp_path, kind):
     config, held_as = KINDS[kind]
@@ -78,6 +79,7 @@ def test_it_can_be_dequantized(source, tmp_path):
     assert_equal(load(low_precision, "dequantize"), load(wide))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["int8", "nvfp4"])
 def test_experts_too(tmp_path, kind):
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}

@@ -64,6 +64,7 @@ def common_length(first, second):
     )
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_turn_begins_with_the_tokens_of_the_turn_before(protocol, template):

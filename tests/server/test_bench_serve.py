@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from jaxis.cli.main import app
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
 def test_every_request_is_measured(serve, endpoint, tmp_path):
     server = serve()  # whose metrics count nothing else

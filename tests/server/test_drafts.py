@@ -153,6 +153,7 @@ def asked(http, name, **more):
     return stripped(whole.json()), [json.loads(line) for line in lines if line != "[DONE]"]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", quick_rows(REQUESTS, REQUESTS.keys() - {"drawn", "regex", "token ids"}))
 def test_an_answer_is_the_same_with_right_drafts(http, server, built_engine, monkeypatch, name):
     engine = built_engine.engine

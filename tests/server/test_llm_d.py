@@ -55,6 +55,7 @@ def events(answer):
     return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("path", "body"),
     [

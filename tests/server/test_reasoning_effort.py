@@ -35,6 +35,7 @@ def asked(template, path, body, budgets=BUDGETS, **settings):
     return answer, engine.prompt, None if engine.grammar is None else engine.grammar.num_tokens
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", BODIES)
 def test_an_effort_is_a_budget_where_the_template_reads_none(path):
     for effort in ("low", "high"):

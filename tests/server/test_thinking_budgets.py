@@ -40,6 +40,7 @@ BODIES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", BODIES)
 def test_each_protocol_has_a_budget(path):
     budget = 2048

@@ -46,6 +46,7 @@ def may_follow(engine, text, more):
     return is_allowed(matcher.token_mask(), engine.tokenizer.encode(more, add_special_tokens=False)[0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", BODIES)
 def test_always_holds_every_function_and_request_those_that_say_so(path):
     engine = ScriptedEngine(TEMPLATE + "{# <TOOLCALL> #}")

@@ -75,6 +75,7 @@ def update(http, path, **info):
     return http.post("/update_weights", json={"update_info": {"path": str(path), **info}})
 
 
+@pytest.mark.slow
 def test_weights_come_from_a_folder(http, root):
     """At once, or at the end of an update that was started; the answers are those of a fresh server."""
     before = complete(http)
@@ -139,6 +140,7 @@ def stream_begins(http, lines):
             return
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 def test_requests_wait_while_the_engine_is_paused(mode, http):
     expected = complete(http)

@@ -12,17 +12,19 @@ from xdist.scheduler import LoadScopeScheduling
 # Files whose tests stay together by their parameter: `test_x[A]` and `test_y[A]`.
 BY_PARAMETER = {"tests/models/test_parity.py", "tests/models/test_parity_of_llm.py"}
 FIRST = (
-    "tests/test_package.py",
-    "tests/engine/test_batch_invariance.py",
-    "tests/bringup/analyze/test_analyze.py",
     "tests/engine/frontend/test_engine_process.py",
-    "tests/engine/test_same_answer.py",
-    "tests/models/test_gguf_families.py",
-    "tests/bringup/verify/test_verify.py",
-    "tests/kernels/test_packed_matmul.py",
+    "tests/inference/test_resume.py",
+    "tests/engine/test_batch_invariance.py",
+    "tests/lora/test_requests.py",
+    "tests/parallel/test_mesh.py",
+    "tests/training/test_engine_forward.py",
+    "tests/test_package.py",
     "tests/kernels/test_ragged_paged_attention.py",
-    "tests/kernels/test_ragged_paged_attention_cpu.py",
-    "tests/kernels/test_ragged_paged_attention_tpu.py",
+    "tests/engine/drafting/test_identity_with_layers.py",
+    "tests/engine/drafting/test_identity.py",
+    "tests/cli/test_models.py",
+    "tests/training/test_against_torch.py",
+    "tests/bringup/verify/test_verify.py",
 )
 
 

@@ -365,6 +365,7 @@ GREEDY = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("template", "limit"), GREEDY)
 def test_a_template_without_bounds_is_ended(template, limit, monkeypatch):
     monkeypatch.setattr(template_process, "MAX_SECONDS", 1)

@@ -305,6 +305,7 @@ def broken(data, seed):
     return [data[:place], bytes(changed), data[:place] + data[place + 3 :]]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])
 @pytest.mark.parametrize("seed", range(20))
 def test_broken_sentencepiece_models_are_one_line_or_work(tmp_path, bpe, rule, seed):

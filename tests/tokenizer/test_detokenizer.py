@@ -66,6 +66,7 @@ def continuation(theirs, prompt_ids, output_ids, skip_special_tokens=True):
     return whole[len(before) :]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=120, deadline=None)
 @given(prompt=texts, output=texts, stop=stops, include=st.booleans())
@@ -81,6 +82,7 @@ def test_streamed_text_equals_batch_decoding_cut_at_the_stop_string(load_pair, f
     assert detokenizer.stop_hit == hit
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=40, deadline=None)
 @given(output=texts, stop=stops, data=st.data())
@@ -98,6 +100,7 @@ def test_result_does_not_depend_on_how_many_tokens_come_at_once(load_pair, famil
     assert (chunked.text, chunked.stop_hit) == (one_by_one.text, one_by_one.stop_hit)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", BYTE_LEVEL_FAMILIES)
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
 @settings(max_examples=60, deadline=None)

@@ -47,6 +47,7 @@ def test_no_text_has_fewer_tokens(tokenizer):
     assert bound.least_num_tokens("a b " * 1_700_000) > 10_000
 
 
+@pytest.mark.slow
 def test_unicodes_forms_shrink_no_character_to_less_than_a_quarter():
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
         for code in [*range(0xD800), *range(0xE000, 0x30000)]:

@@ -44,6 +44,7 @@ def test_decoding_equals_transformers(load_pair, family, skip_special_tokens):
         assert ours.decode(token_ids, skip_special_tokens=skip_special_tokens) == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

@@ -41,6 +41,7 @@ def rows(tmp_path_factory):
     return training.write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", ROWS)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "family", quick_rows(FAMILY_ROWS, [f for f in FAMILY_ROWS if f.name in QUICK]), ids=lambda family: family.name
 )

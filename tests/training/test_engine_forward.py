@@ -126,6 +126,7 @@ def test_every_family(family, dtype, quantization, adapts, tmp_path):
         pytest.skip(str(error))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("adapts", [True, False], ids=["adapters", "all weights"])
 def test_what_was_sampled_is_differentiated_and_the_derivatives_are_those_of_the_plain_forward_pass(adapts, tmp_path):
     """Which test_against_torch.py compares with PyTorch's."""
@@ -136,6 +137,7 @@ def test_what_was_sampled_is_differentiated_and_the_derivatives_are_those_of_the
         np.testing.assert_allclose(gradient[name], each, atol=1e-5 * np.abs(each).max(), rtol=0)
 
 
+@pytest.mark.slow
 def test_rounding_activations_cuts_no_derivative():
     x = jax.random.normal(jax.random.key(0), (3, 200))
     np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(2 * round_activations(x)))(x), np.full_like(x, 2))

@@ -73,6 +73,7 @@ def events(folder):
     return found
 
 
+@pytest.mark.slow
 def test_live_weights_answer_and_the_best_step_is_the_finished_model(config, tmp_path, checkpoint):
     output = tmp_path / "out"
     _, lines = training.run(config)

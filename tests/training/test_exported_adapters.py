@@ -52,6 +52,7 @@ def trained_adapters(folder, tmp_path, **settings):
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", quick_rows(ROWS, QUICK))
 def test_an_exported_adapter_computes_the_same_in_peft(name, tmp_path):
     family, folder = ROWS[name], tmp_path / "model"

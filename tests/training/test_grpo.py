@@ -100,6 +100,7 @@ def test_the_derivative_is_that_of_weighted_log_probabilities(corrects):
     assert sums[MISMATCH] == np.abs(np.where(learned, logprobs - sampled, 0.0)).max()
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.production_xla
 def test_training_sees_what_was_sampled(here):

@@ -113,6 +113,7 @@ def expected_runs(theirs, messages, tools, template):
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("name", AGENT_TEMPLATES)
 def test_masks_of_blocks_and_of_rendered_prompts_are_those_of_transformers(tokenizers, name, chat):

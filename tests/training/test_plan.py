@@ -53,6 +53,7 @@ def num_bytes(tree):
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", quick_rows(KINDS, ["adapters, int8"]))
 def test_what_a_training_needs_is_what_its_arrays_and_its_compiled_step_take(kind, folder, tmp_path):
     config = config_of(kind, folder, tmp_path)

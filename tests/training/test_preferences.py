@@ -32,6 +32,7 @@ def numpy_losses(policy, reference, kind, beta, smoothing):
     return -(1 - smoothing) * log_sigmoid(margin) - smoothing * log_sigmoid(-margin)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "smoothing"), [("sigmoid", 0.0), ("sigmoid", 0.1), ("hinge", 0.0), ("ipo", 0.0)])
 def test_losses_gradients_and_rewards_are_those_of_numpy(kind, smoothing):
     beta = 0.3

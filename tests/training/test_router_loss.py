@@ -57,6 +57,7 @@ def reference_losses(model, examples):
     return -logprobs[is_learned].sum() / is_learned.sum(), output.aux_loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward_pass", ["plain", pytest.param("engine", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "family", quick_rows(ROWS, [f for f in ROWS if f.name == "Qwen3 MoE"]), ids=lambda family: family.name

@@ -125,6 +125,7 @@ def check_killed(checkpoint, rows, output, whole, monkeypatch, kind):
     assert training.metrics(output) == training.metrics(whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_ends_as_one_that_was_not(checkpoint, rows, whole, tmp_path, monkeypatch):
     check_killed(checkpoint, rows, tmp_path / "killed", whole, monkeypatch, "all weights")
 

@@ -78,6 +78,7 @@ def losses(output):
     return [line.get("loss", line.get("eval_loss")) for line in training.metrics(output)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", quick_rows(KINDS, ["all weights"]))
 def test_losses_are_those_of_one_device_and_each_device_holds_its_share(kind, tmp_path):
     training.run(config_of(kind, tmp_path, "one", 1))

@@ -46,6 +46,7 @@ def statuses(analysis):
     return {key.key: key.status for key in analysis.keys}
 
 
+@pytest.mark.slow
 def test_the_types_of_blocks_of_a_gguf_file_are_one_line():
     key = "quantization_config.block_types.model.layers.{}.mlp.up_proj"
     types = [KeyStatus(key.format(i), "Q8_0" if i == 3 else "Q4_1", "supported") for i in range(20)]
@@ -58,6 +59,7 @@ def test_every_config_here_is_expected_to_be_something():
     assert {path.stem for path in CONFIGS.iterdir()} == set(PUBLISHED) | set(UNSUPPORTED)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", quick_rows(PUBLISHED, QUICK))
 def test_a_published_model_can_run_and_has_the_size_that_its_makers_say(name):
     analysis = published_analysis(name)
@@ -144,6 +146,7 @@ def test_layers_that_share_a_cache_are_reported():
     assert "heads of 512 in full layers" in axes["attention"]
 
 
+@pytest.mark.slow
 def test_axes_tell_what_the_constructed_model_has():
     scout = published_analysis("llama-4-scout")
     axes = {axis.name: [feature.value for feature in axis.features] for axis in scout.axes}

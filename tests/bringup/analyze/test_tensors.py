@@ -99,6 +99,7 @@ def test_an_untied_checkpoint_without_its_head(checkpoint, tmp_path):
     assert groups(analysis) == {("unfilled", "lm_head.weight", 1)}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("quantization", ["int8", [{"module_path": ".*", "weight_qtype": "int4"}]])
 def test_a_quantized_checkpoint_is_checked_in_its_own_layout(checkpoint, tmp_path, quantization):
     from jaxis.quantization.arguments import parse_quantization
@@ -128,6 +129,7 @@ def test_a_checkpoint_with_affine_weights_is_complete(checkpoint, tmp_path):
     assert analysis.parameters.total == analyze(checkpoint()).parameters.total
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scanned", [False, True])
 def test_an_orbax_checkpoint_is_checked_like_the_one_it_was_made_of(moe_checkpoint, tmp_path, scanned):
     from jaxis.bringup.convert.convert import convert_checkpoint
@@ -147,6 +149,7 @@ def test_without_weights_the_reason_is_reported(moe_checkpoint):
     assert analysis.parameters == analyze(moe_checkpoint).parameters
 
 
+@pytest.mark.slow
 def test_gpt_oss_in_mxfp4_is_checked_in_its_published_layout(tmp_path):
     values = json.loads((CONFIGS / "gpt-oss-20b.json").read_text())
     tensors = gpt_oss_tensors(values)

@@ -54,6 +54,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     return made
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("scanned", [False, True])
 @pytest.mark.parametrize("piece_bytes", [16, 1 << 20])
 def test_round_trip_is_bit_exact(folder: Path, tmp_path: Path, scanned: bool, piece_bytes: int, monkeypatch):
@@ -86,6 +87,7 @@ def test_orbax_itself_restores_it_with_layers_stacked(folder: Path, tmp_path: Pa
     np.testing.assert_array_equal(np.asarray(tree["layers"]["group_1"]["norm"]), norms)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("use_ocdbt", [False, True])
 @pytest.mark.parametrize("use_zarr3", [False, True])
 def test_what_training_saved_over_the_arrays_is_loaded(tmp_path: Path, use_ocdbt: bool, use_zarr3: bool):
@@ -102,6 +104,7 @@ def test_what_training_saved_over_the_arrays_is_loaded(tmp_path: Path, use_ocdbt
             np.testing.assert_array_equal(checkpoint.tensor(name), expected)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scanned", [False, True])
 def test_both_layouts_generate_what_the_original_does(tmp_path: Path, scanned: bool):
     convert_checkpoint(TINY, tmp_path / "orbax", "orbax", scanned=scanned)

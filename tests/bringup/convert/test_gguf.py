@@ -115,6 +115,7 @@ def family(request, tmp_path_factory):
     return request.param, folder, reference_logits(model)
 
 
+@pytest.mark.sampled(6)
 def test_jaxis_gives_the_logits_of_the_original(family):
     _, folder, expected = family
     np.testing.assert_allclose(jaxis_logits(folder / "model.gguf"), expected, atol=1e-4)
@@ -126,6 +127,7 @@ def test_llama_cpp_gives_the_logits_of_the_original(family):
     np.testing.assert_allclose(logits, expected, atol=LLAMA_CPP_LIMITS.get(name, 1e-4))
 
 
+@pytest.mark.sampled(3)
 def test_back_again_it_is_the_same_checkpoint(family):
     name, folder, expected = family
     convert_from_gguf(folder / "model.gguf", folder / "back")
@@ -162,6 +164,7 @@ def test_a_bfloat16_checkpoint_stays_one(bfloat16_folder, tmp_path):
     assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("outtype", ["f32", "bf16", "q8_0"])
 def test_llama_cpp_writes_the_same_answer(bfloat16_folder, tmp_path, outtype):
     convert_to_gguf(bfloat16_folder, tmp_path / "model.gguf", outtype)

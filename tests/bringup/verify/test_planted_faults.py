@@ -45,6 +45,7 @@ PUBLISHED = list(dict.fromkeys(row[0] for row in PLANTED))
 QUICK_PUBLISHED = ("LLAMA_2", "QWEN_3", "MISTRAL")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("config", "layer", "plant", "module", "said"),
     quick_rows(PLANTED, [row for row in PLANTED if row[2] in QUICK and row[0] != "gpt-oss-20b"]),
@@ -61,6 +62,7 @@ def test_the_module_at_fault_is_named(config, layer, plant, module, said):
     assert check.divergence.error_after is None or check.divergence.error_after > 1e-4
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("config", quick_rows(PUBLISHED, QUICK_PUBLISHED))
 def test_without_a_fault_every_module_is_right(config):
     check = layers_of(config)
@@ -74,6 +76,7 @@ def test_without_a_fault_every_module_is_right(config):
     assert max(module.output_error for module in check.modules if module.output_error is not None) < 5e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", quick_rows(["mamba-130m", "MAMBA_2"], ["MAMBA_2"]))
 def test_a_model_whose_layers_all_have_states_is_compared_too(config):
     check = layers_of(config)
@@ -83,6 +86,7 @@ def test_a_model_whose_layers_all_have_states_is_compared_too(config):
     assert {name.rpartition(".")[2] for name in check.unmatched} == {"conv1d"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", quick_rows([faults.other_rope_pairing, faults.gate_and_up_exchanged], [faults.other_rope_pairing])
 )

@@ -17,6 +17,7 @@ def run(model):
     return np.asarray(model.compute_logits(hidden))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("config", ["QWEN_3", "LLAMA_2"])
 def test_every_module_is_recorded_and_the_numbers_are_the_models_own(config):
     model = load(config)

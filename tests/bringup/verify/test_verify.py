@@ -57,6 +57,7 @@ def test_a_tiny_twin_passes_every_check(config_file):
     json.dumps(result.to_dict())
 
 
+@pytest.mark.slow
 def test_a_fault_on_one_path_only_is_found_there(config_file):
     """A scale that is wrong where there is a cache, and right where there is none."""
 
@@ -81,6 +82,7 @@ def test_a_fault_on_one_path_only_is_found_there(config_file):
     assert not any(path.passed for path in result.paths)
 
 
+@pytest.mark.slow
 def test_stored_logits_stand_for_the_reference_without_torch(golden, monkeypatch):
     folder, path, stored = golden
     forget(monkeypatch, "torch", "transformers")

@@ -254,6 +254,7 @@ class Machine:
         return max(rates)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("num_running", [1, 6])
 @pytest.mark.parametrize("draft", quick_rows([0.05, 0.2, 0.6], [0.05, 0.6]))
 @pytest.mark.parametrize("row", quick_rows([0.02, 0.2, 0.8], [0.02, 0.8]))

@@ -28,6 +28,7 @@ def folders(tmp_path_factory):
     return write_folders(tmp_path_factory.mktemp)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("kind", "chunk"),
     [
@@ -47,6 +48,7 @@ def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, 
     runner.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

@@ -31,6 +31,7 @@ def speculative(folders, kind):
     return {"method": method, "num_speculative_tokens": 2, **({"model": str(folder)} if folder else {})}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "quantization"),
     [

@@ -92,6 +92,7 @@ def answers_of(outputs):
     }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", quick_rows(KINDS, ["right", "out of range", "changing", "too long"]))
 def test_drafts_change_no_answer(llm, plain, kind):
     for name, outputs in plain.items():

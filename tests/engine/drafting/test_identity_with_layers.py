@@ -69,12 +69,14 @@ def test_drafts_of_layers_change_no_answer(folders, kind):
     engine.close()
 
 
+@pytest.mark.slow
 def test_a_drafter_that_is_the_model_itself_is_always_right(folders):
     """The layers see what the model sees: each step gives all drafts and one token more."""
     target = folders["draft_model"][0]
     check_always_right((target, target))
 
 
+@pytest.mark.slow
 def test_a_layer_that_predicts_as_the_model_does_is_always_right(tmp_path):
     check_always_right((write_last_token_checkpoint(tmp_path, family("GLM-4.5 MoE", head_dim=32)), None))
 

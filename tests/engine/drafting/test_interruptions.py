@@ -48,6 +48,7 @@ def all_blocks_are_free(llm):
     return blocks.num_free_blocks == blocks.num_blocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["right", "changing", "too long"])
 def test_preempted(llm, plain, known, kind):
     before = llm.engine.num_preemptions
@@ -98,6 +99,7 @@ def test_a_drafter_without_guesses(llm, plain):
     assert speculation.counts.num_drafts == 0
 
 
+@pytest.mark.slow
 def test_a_prefix_that_ends_within_drafts_is_found_without_them(llm, plain):
     """Drafts that were wrong lay in the blocks whose tokens another prompt now repeats."""
     prompt, output = next(iter(plain.items()))
@@ -134,6 +136,7 @@ def test_streamed_several_tokens_at_a_time(llm, plain, known):
     assert len(parts) < NUM_TOKENS / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [16, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_window_shorter_than_the_drafts(block_size):
     folder = checkpoint_folder(family("Mistral, window", sliding_window=4))

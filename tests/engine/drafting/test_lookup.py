@@ -77,6 +77,7 @@ def returned(texts: list[list[int]], least: int, most: int) -> int | None:
     return None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("alphabet", [2, 5, 40])
 def test_lookup_finds_the_latest_of_the_longest_matches(alphabet: int) -> None:
     rng = random.Random(alphabet)

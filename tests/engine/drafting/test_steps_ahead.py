@@ -82,6 +82,7 @@ REQUESTS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "num_blocks"),
     [

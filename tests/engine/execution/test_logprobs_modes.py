@@ -69,6 +69,7 @@ def values_of(logits, params):
     return log_softmax(logits.astype(np.float64) if params.logprobs_mode == "raw_logprobs" else after), mass
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("names", [list(REQUESTS), ["greedy"]], ids=["mixed", "greedy alone"])
 def test_each_mode_is_its_definition(names):
     rows = [SamplingParams(logprobs=5, seed=1, logprobs_mode=m, **REQUESTS[n]) for n in names for m in LOGPROBS_MODES]

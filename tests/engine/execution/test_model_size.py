@@ -21,6 +21,7 @@ def folder(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("moe"), "qwen3_moe", tokenizer=False, **sizes)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("config", "dtype", "stored"),
     [

@@ -65,6 +65,7 @@ def any_runner(request):
     return make_runner(**request.param)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("num_tokens", [1, 8, 64])
 def test_a_step_updates_the_kv_caches_in_place(any_runner, num_tokens):
     runner = any_runner
@@ -85,12 +86,14 @@ def test_a_greedy_step_updates_the_kv_caches_in_place(any_runner):
     )
 
 
+@pytest.mark.sampled(3)
 def test_programs_are_traced_while_the_caches_are_made_anew(any_runner, monkeypatch):
     """As after a step that failed, when another thread may be preparing programs."""
     monkeypatch.setattr(any_runner.executor.state, "caches", [])
     any_runner.executor.compile(ForwardKey(any_runner.step_shape(4)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("compiles_fast", "num_tokens", "padded"),
     [(False, n, padded) for n, padded in [(1, 1), (2, 8), (8, 8), (9, 16), (700, 1024), (1000, 1024), (1024, 1024)]]
@@ -151,6 +154,7 @@ def test_a_greedy_decode_is_one_program_and_samples_what_two_do(start_llm, monke
     assert one.outputs[0].token_ids == two.outputs[0].token_ids
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("changes", [{"temperature": 1.0, "seed": 3}, {"logit_bias": {7: 100.0}}, {"logprobs": 2}])
 def test_greedy_and_other_sequences_follow_each_other(start_llm, changes):
     """A sequence samples alone what it does beside a greedy one that ends early, or that goes on after it."""

@@ -155,6 +155,7 @@ DISTRIBUTIONS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "vary"), [*((name, "seed") for name in DISTRIBUTIONS), ("temperature", "step")])
 def test_draws_follow_the_exact_distribution(name, vary):
     params = DISTRIBUTIONS[name]

@@ -117,6 +117,7 @@ def test_outputs_are_those_of_the_engine_in_this_process():
         assert result.prompt_logprobs == want.prompt_logprobs
 
 
+@pytest.mark.slow
 def test_a_request_that_is_left_is_aborted_there():
     async def scenario():
         async with running() as (engine, process):
@@ -181,6 +182,7 @@ def test_a_dead_process_fails_waiting_requests_and_is_restarted(monkeypatch, cap
     assert "starting it again (1 of 1)" in logged[0][1]
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_started_again_has_the_weights_it_was_given(tmp_path):
     other = shutil.copytree(EMBEDDED_MODEL, tmp_path / "other")
     for path in other.glob("*.safetensors"):
@@ -222,6 +224,7 @@ def test_a_restart_that_fails_is_tried_again_and_then_given_up(monkeypatch, capl
     assert sum("starting it again" in record.getMessage() for record in caplog.records) == 2
 
 
+@pytest.mark.slow
 def test_it_can_be_stopped_while_it_is_started_again():
     async def scenario():
         async with running() as (engine, process):
@@ -231,6 +234,7 @@ def test_it_can_be_stopped_while_it_is_started_again():
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_silence_is_no_progress():
     async def scenario():
         async with running(stall_seconds=1.0) as (engine, process):
@@ -244,6 +248,7 @@ def test_silence_is_no_progress():
     asyncio.run(scenario())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [({"model": "/no/such/folder"}, CheckpointError), ({"dtype": "int3"}, ConfigError)],
@@ -253,6 +258,7 @@ def test_what_building_raises_is_raised_here(arguments, kind):
         EngineProcess(arguments, stall_seconds=60.0)
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_process_that_started_it():
     code = (
         "from jaxis.engine.frontend.engine_process import EngineProcess\n"
@@ -268,6 +274,7 @@ def test_it_ends_with_the_process_that_started_it():
     wait_until(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_process_that_started_it_while_it_loads():
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "jaxis.engine.frontend.engine_worker", str(theirs.fileno())]
@@ -291,6 +298,7 @@ def test_a_closed_connection_ends_it_at_once_only_before_it_is_served(monkeypatc
     assert codes == ([] if is_served else [1])
 
 
+@pytest.mark.slow
 def test_an_engine_that_gets_no_memory_ends_before_it_reads_its_weights():
     asked = []
 
@@ -308,6 +316,7 @@ def test_an_engine_that_gets_no_memory_ends_before_it_reads_its_weights():
     assert set(psutil.Process().children()) == before
 
 
+@pytest.mark.slow
 def test_the_server_leaves_the_devices_to_the_engine():
     """A backend that starts here would take an accelerator's memory from it."""
     code = (

@@ -3,6 +3,8 @@
 import asyncio
 import time
 
+import pytest
+
 from jaxis.engine.frontend.output_stream import OutputStream, StreamWaker
 from jaxis.outputs import CompletionOutput, RequestOutput
 
@@ -25,6 +27,7 @@ def test_what_comes_between_the_first_and_the_last_output_is_read_before_the_las
     asyncio.run(asyncio.wait_for(scenario(), 10))
 
 
+@pytest.mark.slow
 def test_what_comes_while_readers_rest_is_read_together_and_a_last_output_at_once():
     async def scenario():
         stream, ending, waker = OutputStream(), OutputStream(), StreamWaker(asyncio.get_running_loop())

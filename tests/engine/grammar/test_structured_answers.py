@@ -58,6 +58,7 @@ def oracle(llm, pattern, max_tokens):
     return output
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pattern", ["[a-z ]{3,30}\\.", "(ab?)*(the|cat)+ [0-9]{2,}", "[ -Z]*(\\.|!)", "no|nothing"])
 def test_greedy_equals_an_oracle_that_tries_every_token(llm, pattern):
     completion = complete(llm, StructuredOutputs(regex=pattern))
@@ -66,6 +67,7 @@ def test_greedy_equals_an_oracle_that_tries_every_token(llm, pattern):
         assert regex.fullmatch(pattern, completion.text)
 
 
+@pytest.mark.slow
 def test_whatever_ends_by_itself_is_valid(batching_llm):
     specs = [StructuredOutputs(json_schema=schema) for schema in SCHEMAS]
     params = [

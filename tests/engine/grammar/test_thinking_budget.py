@@ -102,6 +102,7 @@ def allowed_ids(mask):
     return {int(i) for i in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))}
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", REASONING_PARSERS)
 @pytest.mark.parametrize("opened", [False, True])
 def test_every_token_is_free_or_forced_as_a_replay_says(name, opened, tokenizer):
@@ -275,6 +276,7 @@ def test_the_end_is_forced_after_the_budget_and_the_model_goes_on(llm):
         assert same == ids_of(llm, PROMPTS[:1], SamplingParams(**SAMPLED))[0][0]
 
 
+@pytest.mark.slow
 def test_the_same_tokens_in_any_batch_and_with_drafts(llm):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     params = [
@@ -332,6 +334,7 @@ def drawn(logits, seed, step):
     return tile * TILE + int((tiles[tile] + noise[num_tiles:]).argmax())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parser", [SentenceParser, WordParser])
 def test_hard_and_soft_budgets_are_those_of_a_plain_replay_in_any_batch_and_with_drafts(llm, parser, monkeypatch):
     monkeypatch.setitem(llm.engine._grammars.__dict__, "_parsers", ModelParsers(reasoning=parser))

@@ -23,6 +23,7 @@ def group(scenario, model, num_hosts, num_devices, port):
     return host_processes(commands, num_devices=num_devices)
 
 
+@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize(
     ("scenario", "num_hosts", "num_devices"),

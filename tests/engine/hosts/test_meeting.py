@@ -74,6 +74,7 @@ def test_an_address_of_another_machine_is_refused(place):
         gather(HostPlace(2, 0, "192.0.2.1", place.port, 1))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\x05" + b"\0" * 7 + b"hello", b""], ids=str)
 def test_strangers_are_sent_away(place, monkeypatch, data, caplog):
     """Silent ones, those that speak another protocol, and those whose first message has another type."""

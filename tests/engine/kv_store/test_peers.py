@@ -240,6 +240,7 @@ class TestPromises:
 
 
 class TestDamage:
+    @pytest.mark.slow
     def test_every_flipped_bit_and_every_cut_is_noticed(self, tls):
         there, here = tls
         total = 8 * sum(SIZES) + 1000  # and the handshake

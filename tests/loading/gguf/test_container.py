@@ -123,6 +123,7 @@ def test_every_truncation_is_an_error(tmp_path, valid):
             open_bytes(tmp_path, valid[:size])
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1200), st.integers(0, 255)), min_size=1, max_size=4))
 def test_changed_bytes_are_read_or_refused(tmp_path_factory, valid, changes):

@@ -19,6 +19,7 @@ def deepseek():
     return Planner(published("deepseek-v3"), Wanted(layout=WantedLayout(decode_context_parallel_size=8)))
 
 
+@pytest.mark.slow
 def test_each_device_holds_and_reads_its_part_of_the_context(deepseek):
     target = parse_target("h200x8")
     divided, whole = deepseek.device_model(target, DIVIDED), deepseek.device_model(target, Layout(8))
@@ -35,6 +36,7 @@ def test_each_device_holds_and_reads_its_part_of_the_context(deepseek):
     )
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_to_it_and_holds_more_requests(deepseek):
     target = parse_target("h200x8")
     plan = deepseek.plan(target)
@@ -47,6 +49,7 @@ def test_a_plan_keeps_to_it_and_holds_more_requests(deepseek):
     assert DIVIDED.in_words == "8 devices (TP 8, DCP 8)"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("model", "layout", "message"),
     [

@@ -37,6 +37,7 @@ def told_bytes(folder, rules=None):
     return {weight.name: weight.device_bytes for weight in stored_weights(model, Layout())}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "deepseek_v3", "llama4"])
 @pytest.mark.parametrize("quantization", [pytest.param(None, marks=pytest.mark.slow), "int8", "int4"])
 def test_every_parameter_is_as_large_as_when_it_is_loaded(checkpoint, tmp_path, family, quantization):
@@ -57,6 +58,7 @@ def test_blocks_that_the_rows_do_not_fill_are_counted(checkpoint, tmp_path):
     assert told["model.layers.0.mlp.up_proj.weight"] == 600 * 64 + 5 * 1 * 4
 
 
+@pytest.mark.slow
 def test_mxfp4_experts_are_half_a_byte_and_their_scales(checkpoint, tmp_path):
     low_precision, _ = write_mxfp4(tmp_path, checkpoint("gpt_oss"))
     assert told_bytes(low_precision) == loaded_bytes(low_precision)
@@ -90,6 +92,7 @@ def test_devices_share_tables_whose_rows_their_number_does_not_divide(checkpoint
     assert table.device_bytes == 516 // 4 * 64 * (4 if quantization is None else 1 + 2 / 32)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "num_devices", "projection", "heads"),
     [("qwen3-30b-a3b", 8, "k_proj", 1), ("qwen3-30b-a3b", 4, "k_proj", 1), ("phi-4", 20, "qkv_proj", 2 + 1 + 1)],

@@ -18,6 +18,7 @@ def arrays(tensors):
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
 @pytest.mark.parametrize("is_nested", [False, True])
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def random_weight(rows, columns):
     return torch.randn(rows, columns, generator=generator) * torch.rand(rows, 1, generator=generator).exp()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize(("strategy", "group_size"), [("group", 32), ("channel", None), ("tensor", None)])
@@ -244,6 +245,7 @@ class TestDamagedWeights:
         with pytest.raises(ValueError, match="values or scales are not all finite"):
             weight_format.assemble(arrays, (32, 64))
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("preset", ["MXFP4A16", "MXFP6A16", "MXFP8A16"])
     def test_the_smallest_scale_is_only_that_of_zeros(self, preset):
         """2^-127 is a denormal float32, which kernels may take for 0."""

@@ -28,6 +28,7 @@ def assemble(stored_as, found, shape):
     return stored_as.assemble({name: found[name] for name in specs}, shape)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("bits", AFFINE_BITS)
 @pytest.mark.parametrize("group_size", [32, 64, 128])
@@ -41,6 +42,7 @@ def test_affine(bits, group_size, dtype):
     np.testing.assert_array_equal(dequantize(weight), found["wide"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", FLOAT_MODES)
 def test_floats(mode):
     bits, group_size, _ = FLOAT_MODES[mode]

@@ -69,6 +69,7 @@ def to_numpy(tensor):
     return bits.view(getattr(ml_dtypes, low_precision[tensor.dtype]))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("config", "kind"),
     [

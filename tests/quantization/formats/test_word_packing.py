@@ -44,6 +44,7 @@ def test_nibble_pairs_are_the_bytes_of_words(count):
     np.testing.assert_array_equal(pack_nibble_pairs(pairs), words)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_code_planes_are_those_of_a_coded_weight(bits):
     numbers = np.random.default_rng(bits).integers(0, 1 << bits, (3, 64)).astype(np.uint8)

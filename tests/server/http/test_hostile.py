@@ -52,6 +52,7 @@ def test_json_is_read_as_the_standard_library_reads_it():
     assert parse_json(deepest) == json.loads(deepest)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -73,6 +74,7 @@ def test_json_that_readers_disagree_on_is_refused(http, body, message):
     assert message in response.json()["error"]["message"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("more", "param"),
     [
@@ -99,6 +101,7 @@ def test_the_fault_of_a_union_is_that_of_the_branch_that_fits(http):
     assert "at most 4096" in response.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_long_prompts_hold_up_no_other_request(server, http):
     """Neither the tokenizer nor the answer of a million tokens keeps Python's lock or the event loop."""
     text = "a " * 400_000
@@ -118,6 +121,7 @@ def test_long_prompts_hold_up_no_other_request(server, http):
     assert num_answers > 20  # a loop that is held up answers between the two at most
 
 
+@pytest.mark.slow
 def test_a_prompt_that_cannot_fit_is_not_tokenized(http, monkeypatch):
     encode = tokenizers.Tokenizer.encode_batch_fast
 
@@ -183,6 +187,7 @@ def test_headers_that_proxies_disagree_on_are_refused(server, headers, status):
         assert connection.recv(65536).split()[1] == b"431"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("head", "status"),
     [
@@ -207,6 +212,7 @@ def test_a_request_says_clearly_which_host_it_is_for(serve, head, status):
         assert connection.recv(65536).split()[1] == status
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("headers", [b"", b"Connection: close\r\n"])
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_client_that_sends_too_much_before_it_reads_gets_its_answer(serve, headers, announced):
@@ -235,6 +241,7 @@ def test_a_body_that_never_ends_is_not_read_for_ever(serve):
         send_on(connection)
 
 
+@pytest.mark.slow
 def test_what_can_be_got_can_be_asked_for_without_its_body(serve):
     server = serve()
     for path in ("/health", "/v1/models", "/v1/models/jaxis-tiny", "/version", "/metrics", "/openapi.json", "/"):
@@ -246,6 +253,7 @@ def test_what_can_be_got_can_be_asked_for_without_its_body(serve):
     assert 'method="HEAD"' in httpx.get(f"{server.url}/metrics").text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sent", [b"", HEALTH[:25], HEALTH + HEALTH[:9]])
 def test_half_open_connections_are_closed(serve, sent):
     server = serve(idle_timeout_seconds=0.2)
@@ -265,6 +273,7 @@ def test_headers_that_drip_in_are_cut_off(serve):
     pytest.fail("headers that never end are read on and on")
 
 
+@pytest.mark.slow
 def test_connections_in_use_are_kept(serve):
     server = serve(idle_timeout_seconds=0.2)
     with httpx.Client(base_url=server.url, limits=httpx.Limits(max_connections=1)) as http:
@@ -320,6 +329,7 @@ def test_a_body_that_drips_in_is_given_up(serve):
     assert answer.startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_not_read_is_dropped(serve, built_engine):
     """A large plain answer waits in the server's memory: not for ever."""
     server = serve(idle_timeout_seconds=0.2)

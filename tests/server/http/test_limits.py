@@ -145,6 +145,7 @@ def test_a_client_that_leaves_gives_its_blocks_back(server, stream, prompts):
     server.wait_until_idle(5)
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_is_cut_off(serve):
     server = serve(write_timeout_seconds=0.3)
     connection = socket.socket()

@@ -139,6 +139,7 @@ for _ in range(30):
     NESTED = {"type": "object", "properties": {"a": NESTED}, "required": ["a"]}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "grammar",
     [

@@ -64,6 +64,7 @@ def test_who_speaks_no_tls_or_an_old_one_gets_nothing(tls_server, pem):
     assert httpx.get(f"{tls_server.url}/health", verify=verifying(pem / "one.pem")).status_code == 200
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("certfile", "keyfile", "messages"),
     [

@@ -145,6 +145,7 @@ def test_content_in_parts_is_the_text(expected, client):
     assert ask(client, messages=messages).choices[0].message.content == expected.outputs[0].text
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("more", "param"),
     [

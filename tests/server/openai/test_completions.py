@@ -54,6 +54,7 @@ def expected_texts(output):
     return [completion.text for completion in output.outputs]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "more"),
     [
@@ -192,6 +193,7 @@ def test_min_tokens_and_stop_token_ids(expect, client):
     assert longer.usage.completion_tokens >= 6
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("more", "param"),
     [

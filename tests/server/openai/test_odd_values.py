@@ -27,6 +27,7 @@ ODD_VALUES = [
 
 
 # Each field gets every fourth of the values, the next field those after them; when there is time, each gets all.
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("path", "model", "base"), REQUESTS, ids=[path for path, _, _ in REQUESTS])
 def test_odd_values_are_applied_or_refused(server, http, path, model, base, every):

@@ -51,6 +51,7 @@ def test_response_formats(client):
     assert "Paris" in text(client, response_format={"type": "text"})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "value", "pattern"),
     [
@@ -73,6 +74,7 @@ def test_a_form_streams_as_it_is_whole(client):
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text(client, response_format=schema)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("choice", "names"),
     [("required", {"get_weather", "get_time"}), ({"type": "function", "function": {"name": "get_time"}}, {"get_time"})],

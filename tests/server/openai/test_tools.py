@@ -103,6 +103,7 @@ def test_calls_come_through_any_split(client, engine, piece):
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_comes_through(connect, engine, name):
     form = FORMATS[name]

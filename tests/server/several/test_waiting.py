@@ -37,6 +37,7 @@ def pool(built_engine, shared_server_is_not_there, monkeypatch):
         yield client, tiny, other
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", BODIES)
 def test_a_stream_lives_while_its_model_loads_and_is_then_as_ever(pool, path):
     client, tiny, _ = pool
@@ -63,6 +64,7 @@ def test_a_stream_lives_while_its_model_loads_and_is_then_as_ever(pool, path):
     assert _texts(rest) == _texts(again) != ""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", BODIES)
 def test_a_stream_whose_model_cannot_be_loaded_ends_with_its_protocols_error(pool, path):
     client, _, other = pool
@@ -80,6 +82,7 @@ def test_a_stream_whose_model_cannot_be_loaded_ends_with_its_protocols_error(poo
     assert "error" in last or last["type"] == "error"
 
 
+@pytest.mark.slow
 def test_the_clients_of_three_protocols_wait_for_their_model(pool):
     client, tiny, _ = pool
     of_openai = openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0)
