@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import sys
 from typing import Any
+from unittest import mock
 
 import jax
+import numpy as np
 
 from jaxis import LLM, SamplingParams
+from jaxis.engine.execution.sampling_batch import SamplingPacker
 from tests.engine.ranks_script import all_answers, check_failed_step, check_stream_and_abort, compare, quick_answers
 from tests.engine.test_same_answer import PROMPTS, SIMPLE, run, tokens
 
@@ -71,6 +74,20 @@ def check_overlap(llm: LLM, stages: int) -> None:
     assert most == 8
 
 
+def check_parameters(llm: LLM, stages: int) -> None:
+    """A step's sampling parameters do not lie where those of steps in flight do, which devices may still read."""
+    packer, vectors = llm.engine.runner._sampling_packer, []
+
+    def pack(*arguments: Any) -> np.ndarray:
+        vectors.append(SamplingPacker.pack(packer, *arguments))
+        assert not any(np.shares_memory(vectors[-1], other) for other in vectors[-1 - stages : -1])
+        return vectors[-1]
+
+    with mock.patch.object(packer, "pack", pack):
+        run(llm, SIMPLE)
+    assert len(vectors) > 24
+
+
 def check_preemption(folder: str, stages: int, tensor: int, expected: list[Any], **arguments: Any) -> None:
     """Blocks for far fewer tokens than run at once."""
     with start(folder, **arguments) as llm:
@@ -95,6 +112,7 @@ def main(folder: str, sizes: str, kinds: str = "quick", arguments: str = "{}") -
             compare(function(llm), expected)
             if tensor == 1 and is_native:
                 assert bits(llm) == expected_bits
+            check_parameters(llm, stages)
             if kinds == "all":
                 check_overlap(llm, stages)
                 check_stream_and_abort(llm, expected["simple"])

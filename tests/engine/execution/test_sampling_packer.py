@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 
 import numpy as np
 from hypothesis import given, settings
@@ -52,13 +52,13 @@ def expected_history(sequence: SequenceSampling, prompt: set[int], drafts: list[
 
 
 @settings(max_examples=60, deadline=None)
-@given(STEPS)
-def test_a_kept_vector_holds_what_a_new_one_would(steps):
-    sequences, packer = make_sequences(), SamplingPacker(V)
+@given(STEPS, st.integers(1, 3))
+def test_a_kept_vector_holds_what_a_new_one_would(steps, num_unread):
+    sequences, packer = make_sequences(), SamplingPacker(V, num_unread)
     prompts = [set(row[: 30 * i]) for i, row in enumerate(np.random.default_rng(0).integers(0, V, (8, 100)).tolist())]
     wide = SamplerFeatures(greedy_only=False, has_filters=True, history_width=256, bias_width=64, allowed_width=64)
     sent, received, numbers = SentOperands(), ReceivedOperands(), {}
-    last = None
+    unread = deque(maxlen=num_unread)
     for first, second, new_tokens, is_wide in steps:
         for sequence, tokens in zip(sequences, new_tokens, strict=True):
             sequence.output_token_ids.extend(tokens)
@@ -88,8 +88,8 @@ def test_a_kept_vector_holds_what_a_new_one_would(steps):
             for ids, counts, expected in zip(arrays.history_ids, arrays.history_counts, rows, strict=True):
                 assert {i: n for i, n in zip(ids.tolist(), counts.tolist(), strict=True) if i < V} == expected
                 assert not counts[ids == V].any()
-        # The vector of the step before may still be read.
-        if last is not None:
-            np.testing.assert_array_equal(*last)
-            assert not np.shares_memory(last[0], packed)
-        last = packed, packed.copy()
+        # The vectors of steps whose tokens were not read yet may still be read.
+        for vector, written in unread:
+            np.testing.assert_array_equal(vector, written)
+            assert not np.shares_memory(vector, packed)
+        unread.append((packed, packed.copy()))

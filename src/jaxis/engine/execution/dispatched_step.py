@@ -95,6 +95,8 @@ class DispatchedStep:
 
     def _of_entries(self, sampled: jax.Array) -> np.ndarray:
         """The rows of entries, without those that data ranks were padded with."""
+        # By all devices, though one has the tokens: what they read is written again for another step.
+        sampled.block_until_ready()
         rows, ranks = np.asarray(sampled), self.output.ranks
         if len(ranks) == 1:
             return rows[: self.output.num_rows]

@@ -404,7 +404,8 @@ class Runner:
         self._unsampled: SchedulerOutput | None = None
         self.newest: NewestStep | None = None
         self.inflight_rows: dict[SequenceId, int] = {}
-        self._sampling_packer = SamplingPacker(self.vocab_size)
+        # The engine has a step in flight for each stage while it dispatches another.
+        self._sampling_packer = SamplingPacker(self.vocab_size, self.num_stages)
         self._num_hidden = 0  # how often the executor's hidden states were replaced
 
     def _forward(

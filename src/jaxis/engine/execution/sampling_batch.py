@@ -382,20 +382,21 @@ def _width(longest: int) -> int:
 
 # Kinds of steps whose vectors are kept: those of decodes alone, and those with a prefill.
 MAX_KINDS = 2
-# While a step's vector is written, devices may still read the previous step's vector, and what differs from that one
-# may still be sent to other hosts. The vector of the step before the previous one was read.
-VECTORS_OF_A_KIND = 2
 
 
 class SamplingPacker:
-    """Packs steps. The tokens of a step must have been read before the step after the next one is packed.
+    """Packs steps.
+
+    While a step's vector is written, devices may still read those of the steps in flight, and what differs from these
+    may still be sent to other hosts: each has a vector of its own.
 
     Args:
       vocab_size: V.
+      num_unread: Most steps whose tokens were not read yet when another step is packed.
     """
 
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, vocab_size: int, num_unread: int = 1) -> None:
+        self._vocab_size, self._num_unread = vocab_size, num_unread
         # In order of use: the kind used last, and of each kind the vector written last, is the last one.
         self._vectors: dict[tuple[int, int, SamplerFeatures], list[_Vector]] = {}
 
@@ -408,11 +409,11 @@ class SamplingPacker:
           features: Those that the batches need, or more.
 
         Returns:
-          The inverse of `SamplingArrays.unpack`, rank by rank; to be read until the step after the next is packed.
+          The inverse of `SamplingArrays.unpack`, rank by rank; written again once `num_unread` other steps were packed.
         """
         kind = len(batches), num_rows, features
         vectors = self._vectors.pop(kind, [])
-        vector = vectors.pop(0) if len(vectors) == VECTORS_OF_A_KIND else _Vector(*kind, self._vocab_size)
+        vector = vectors.pop(0) if len(vectors) > self._num_unread else _Vector(*kind, self._vocab_size)
         self._vectors[kind] = [*vectors, vector]
         if len(self._vectors) > MAX_KINDS:
             del self._vectors[next(iter(self._vectors))]
