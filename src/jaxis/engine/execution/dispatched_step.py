@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 
 from jaxis.engine.execution.sampler import INVALID_TOKEN_ID, SamplerOutput
@@ -15,9 +15,6 @@ from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
-
-if TYPE_CHECKING:
-    import jax
 
 SamplingStates = Mapping[SequenceId, SequenceSampling]
 
@@ -96,8 +93,7 @@ class DispatchedStep:
     def _of_entries(self, sampled: jax.Array) -> np.ndarray:
         """The rows of entries, without those that data ranks were padded with."""
         # By all devices, though one has the tokens: what they read is written again for another step.
-        sampled.block_until_ready()
-        rows, ranks = np.asarray(sampled), self.output.ranks
+        rows, ranks = np.asarray(jax.block_until_ready(sampled)), self.output.ranks
         if len(ranks) == 1:
             return rows[: self.output.num_rows]
         of_ranks = rows.reshape(len(ranks), -1, *rows.shape[1:])
