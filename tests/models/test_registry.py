@@ -16,6 +16,7 @@ from jaxis.models.mistral import MistralForCausalLM
 from jaxis.models.registry import (
     built_in_families,
     built_in_models,
+    declared_architectures,
     get_model_class,
     register_model,
     supported_architectures,
@@ -42,6 +43,10 @@ def test_every_file_of_a_family_declares_its_classes_and_each_name_is_declared_o
     assert set(built_in_models()) == defined
     for architecture, model_class in built_in_models().items():
         assert get_model_class([architecture]) is model_class
+
+
+def test_the_names_that_are_read_in_files_are_those_that_are_imported():
+    assert sorted(declared_architectures()) == supported_architectures()
 
 
 def test_another_name_of_an_architecture_is_the_same_class():

@@ -53,11 +53,12 @@ class LoadedModel:
         arrays = [array for model in models for array in jax.tree.leaves(nnx.state(model))]
         return model_size(*models)[0], bytes_on_devices(arrays)
 
-    def executor(self, cache_bytes: int | None = None) -> Executor:
+    def executor(self, cache_bytes: int | None = None, num_blocks: int | None = None) -> Executor:
         """Allocates the caches; returns what runs this host's part of the model.
 
         Args:
           cache_bytes: Of all caches on all hosts; None: those that were given, or those that are there on this one.
+          num_blocks: See `plan_kv_caches`; of a model with one pipeline stage.
 
         Raises:
           ConfigError: The model's heads cannot be spread over the devices.
@@ -66,7 +67,7 @@ class LoadedModel:
         config = self.vllm_config
         if len(self.meshes) == 1:
             [model], [mesh] = self.models, self.meshes
-            return DeviceExecutor(config, model, mesh, plan_kv_caches(model, config, mesh, cache_bytes))
+            return DeviceExecutor(config, model, mesh, plan_kv_caches(model, config, mesh, cache_bytes, num_blocks))
         if cache_bytes is None:
             cache_bytes = config.cache_config.kv_cache_memory_bytes or self.most_cache_bytes
         plans = plan_stage_caches(self._cache_specs, config, self.meshes, cache_bytes)

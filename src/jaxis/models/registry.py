@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 from importlib.metadata import entry_points
@@ -52,6 +53,36 @@ def family_of(architecture: str) -> Family | None:
                 if architecture in family.architectures:
                     return family
     return None
+
+
+def declared_architectures() -> frozenset[str]:
+    """The names of `supported_architectures`, read in the families' files, which stay unimported, and JAX with them."""
+    return frozenset({*_built_in_names(), *_registered, *_plugins()})
+
+
+@functools.cache
+def _built_in_names() -> frozenset[str]:
+    return frozenset(
+        name
+        for path in _FOLDER.glob("*.py")
+        for call in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == Family.__name__
+        for name in _names_in(call)
+    )
+
+
+def _names_in(declaration: ast.Call) -> list[str]:
+    """The architectures of a call of Family in a file: its classes' names, and other names."""
+    classes = ast.walk(declaration.args[1])
+    others = [keyword.value for keyword in declaration.keywords if keyword.arg == "other_names"]
+    keys = [
+        key.value
+        for value in others
+        if isinstance(value, ast.Dict)
+        for key in value.keys
+        if isinstance(key, ast.Constant)
+    ]
+    return [*(node.id for node in classes if isinstance(node, ast.Name)), *map(str, keys)]
 
 
 def supported_architectures() -> list[str]:

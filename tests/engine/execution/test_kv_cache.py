@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh
@@ -12,7 +13,7 @@ from jaxis.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.execution import cache_memory
-from jaxis.engine.execution.kv_cache import block_bytes, num_cache_blocks
+from jaxis.engine.execution.kv_cache import block_bytes, num_cache_blocks, plan_caches
 from jaxis.errors import EngineError
 from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.mla import LatentCacheSpec
@@ -79,6 +80,15 @@ def test_no_pool_is_larger_than_it_can_be_of_use() -> None:
 def test_windows_alone_do_not_limit_the_length_once_one_fits(num_blocks: int, max_model_len: int) -> None:
     """A sequence holds 4 + 2 blocks and those of a step's 64 tokens."""
     assert sizes({WINDOW: KIB}, num_blocks * KIB) == ({WINDOW: num_blocks}, max_model_len)
+
+
+def test_a_given_number_of_blocks_is_that_of_every_pool_and_bounds_the_length() -> None:
+    config = VllmConfig(ModelConfig("", HFConfig({}), dtype=jnp.float32, max_model_len=4096))
+    specs = [KVCacheSpec(2, 16, WINDOW), KVCacheSpec(2, 16)]
+    plan = plan_caches(specs, config, make_mesh(), memory=0, num_blocks=9)
+    assert plan.num_blocks == {FULL_CONTEXT: 9, WINDOW: 9}
+    assert [jax.tree.leaves(struct)[0].shape[0] for struct in plan.structs] == [9, 9]
+    assert plan.max_model_len == 9 * 16
 
 
 def test_memory_for_less_than_a_block_in_every_layer() -> None:

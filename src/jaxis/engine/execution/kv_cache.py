@@ -263,7 +263,13 @@ class CachePlan:
     repeated_heads: list[RepeatedHeads | None]
 
 
-def plan_kv_caches(model: JaxModule, vllm_config: VllmConfig, mesh: Mesh, memory: int | None = None) -> CachePlan:
+def plan_kv_caches(
+    model: JaxModule,
+    vllm_config: VllmConfig,
+    mesh: Mesh,
+    memory: int | None = None,
+    num_blocks: int | None = None,
+) -> CachePlan:
     """Sizes the caches of a model, whose weights and devices need not be there if their memory is configured.
 
     Args:
@@ -271,12 +277,14 @@ def plan_kv_caches(model: JaxModule, vllm_config: VllmConfig, mesh: Mesh, memory
       vllm_config: The engine's configuration.
       mesh: Where the caches will be.
       memory: Bytes of all caches on all hosts; None is `cache_memory`, that of this host.
+      num_blocks: Blocks of every pool; None: as many as `memory` has room for. So a scheduler that knows nothing of
+        spans can give each sequence one block table, whose ids every layer has.
 
     Raises:
       ConfigError: The model's heads cannot be spread over the mesh.
       EngineError: See `num_cache_blocks`.
     """
-    return plan_caches(cache_specs(model, vllm_config), vllm_config, mesh, memory)
+    return plan_caches(cache_specs(model, vllm_config), vllm_config, mesh, memory, num_blocks=num_blocks)
 
 
 def plan_caches(
@@ -285,6 +293,7 @@ def plan_caches(
     mesh: Mesh,
     memory: int | None,
     share: float | None = None,
+    num_blocks: int | None = None,
 ) -> CachePlan:
     """`plan_kv_caches` for layers with these specs, of whose caches this host has a share; see `num_cache_blocks`."""
     cache_config, activations = vllm_config.cache_config, vllm_config.model_config.dtype
@@ -294,19 +303,23 @@ def plan_caches(
     of_rank = (cache_memory(vllm_config, mesh) if memory is None else memory) // mesh.shape[DATA_AXIS]
     num_slots = num_state_slots(vllm_config, per_slot, of_rank, attends=bool(per_block))
     state_bytes = per_slot * num_slots
-    num_blocks, max_model_len = num_cache_blocks(
-        vllm_config, per_block, mesh, state_bytes=state_bytes, memory=of_rank, share=share
-    )
+    if num_blocks is None:
+        of_span, max_model_len = num_cache_blocks(
+            vllm_config, per_block, mesh, state_bytes=state_bytes, memory=of_rank, share=share
+        )
+    else:
+        of_span = dict.fromkeys(per_block, num_blocks)
+        max_model_len = min(vllm_config.model_config.max_model_len, num_blocks * cache_config.block_size)
     structs: list[CacheStruct] = []
-    layer_groups, spans = [], list(num_blocks)
+    layer_groups, spans = [], list(of_span)
     for spec in specs:
         layer_groups.append(len(spans) if isinstance(spec, StateCacheSpec) else spans.index(spec.span))
         if isinstance(spec, StateCacheSpec):
             structs.append(state_structs(spec, num_slots, activations, mesh))
         else:
-            structs.append(_kv_cache_struct(spec, num_blocks[spec.span], cache_config.block_size, dtype, mesh))
+            structs.append(_kv_cache_struct(spec, of_span[spec.span], cache_config.block_size, dtype, mesh))
     repeated = [_repeated_heads(spec, struct) for spec, struct in zip(specs, structs, strict=True)]
-    return CachePlan(structs, layer_groups, per_block, num_blocks, num_slots or None, per_slot, max_model_len, repeated)
+    return CachePlan(structs, layer_groups, per_block, of_span, num_slots or None, per_slot, max_model_len, repeated)
 
 
 def _repeated_heads(spec: CacheSpec | StateCacheSpec, struct: CacheStruct) -> RepeatedHeads | None:
