@@ -23,6 +23,7 @@ COMPILERS := build/compilers
 # What `make test-compile` has installed: tpu, gpu.
 INSTALLED_COMPILERS := $(patsubst $(COMPILERS)/%/.installed,%,$(wildcard $(COMPILERS)/*/.installed))
 SITE_BUILDER := build/site-builder
+VLLM := build/vllm
 COMPILE_TESTS := tests/compile tests/kernels tests/planning
 
 NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
@@ -40,6 +41,7 @@ help:
 	@echo "make test-sanitizers  the C++ tests under each sanitizer; takes some minutes"
 	@echo "make test-slow  the tests that take long, and the rows of others that the quick ones leave out"
 	@echo "make test-compile  the tests that compile for TPUs and GPUs, without one; installs their compilers (1.5 GB) into $(COMPILERS)"
+	@echo "make test-vllm  the tests of jaxis inside vLLM, which it installs (700 MB) into $(VLLM)"
 	@echo "make test-real  the tests of published models, which they download (a few hundred megabytes, kept)"
 	@echo "make nightly    all of it: test, test-slow, test-compile, test-sanitizers and release-check"
 	@echo "make lint       check the code with ruff, its types with basedpyright and its format with ruff and clang-format"
@@ -96,6 +98,11 @@ ifneq ($(filter gpu,$(INSTALLED_COMPILERS)),)
 else
 	@echo "No program was compiled for a GPU: make test-compile installs XLA's CUDA plugin, and make test then uses it"
 endif
+
+# Unset: the tests say which plugins vLLM loads.
+.PHONY: test-vllm
+test-vllm: $(VLLM)/.installed
+	env -u VLLM_PLUGINS $(VLLM)/bin/python -m pytest tests/integrations/vllm $(ARGS)
 
 test-real: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m real $(ARGS)
@@ -171,6 +178,15 @@ $(COMPILERS)/%/.installed: $(VENV)/.installed-test
 	@$(VENV)/bin/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
 		> "$$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/tests.pth"
 	@$(@D)/bin/python -m pip install --quiet 'jaxis[compile-$*]'
+	@touch $@
+
+# An environment that has vLLM, in front of all that $(VENV) has: some of its requirements are older.
+$(VLLM)/.installed: $(VENV)/.installed-test tests/integrations/vllm/requirements.txt
+	@echo "Installing vLLM into $(@D), once"
+	@$(VENV)/bin/python -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --no-deps -r tests/integrations/vllm/requirements.txt
+	@$(VENV)/bin/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+		> "$$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/tests.pth"
 	@touch $@
 
 # Builds them with the compilers of tools/wheels.py, and checks what they need of a system.

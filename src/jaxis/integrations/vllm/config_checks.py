@@ -1,0 +1,151 @@
+"""vLLM's configuration in jaxis' terms, and what of it is refused, by name. Imports no JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from jaxis.engine.arguments import EngineArgs
+from jaxis.errors import ConfigError, RequestError
+from jaxis.integrations.vllm.sampling import translate_params
+from jaxis.models.registry import declared_architectures
+from jaxis.sampling_params import MAX_LOGPROBS
+
+if TYPE_CHECKING:
+    from vllm.config import CacheConfig, ModelConfig, VllmConfig
+
+OWN_SETTINGS = ("dtype", "quantization", "kv_cache_dtype")
+"""The keys of additional_config["jaxis"], each an argument of `EngineArgs`."""
+
+_LOAD_FORMATS = {"auto": "auto", "safetensors": "auto", "hf": "auto", "dummy": "dummy"}
+_KV_CACHE_DTYPES = ("auto", "bfloat16", "float16")
+
+_NONE_ONLY = {
+    "lora_config": "adapters are not supported inside vLLM: use jaxis serve --enable-lora",
+    "speculative_config": "speculative decoding is not supported inside vLLM: use jaxis serve",
+    "watermark_config": "tokens have no watermark here",
+    "diffusion_config": "diffusion models are not supported",
+    "kv_transfer_config": "KV transfer is not supported inside vLLM: use jaxis serve --kv-transfer-config",
+    "ec_transfer_config": "encoder outputs are not transferred",
+    "weight_transfer_config": "weights are not updated inside vLLM: use jaxis.LLM.update_weights",
+}
+_ONE_ONLY = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size"),
+    *("decode_context_parallel_size", "nnodes"),
+)
+# Of the model's configuration; what is set there is refused.
+_MODEL_UNSET = {
+    "logits_processors": "give logit_bias, allowed_token_ids or bad_words to requests",
+    "enable_sleep_mode": "use jaxis serve --enable-sleep-mode",
+    "enable_prompt_embeds": "prompts are strings or token ids",
+    "return_sampling_mask": "leave it out",
+    "enable_trace_replay": "leave it out",
+    "model_class_overrides": "register the model with jaxis: see docs/adding-a-model.md",
+}
+
+
+def check_config(config: VllmConfig) -> None:
+    """Raises a ConfigError for the first argument of vLLM that would not be honoured."""
+    for fault in _faults(config):
+        raise ConfigError(f"jaxis inside vLLM: {fault}")
+    _ = own_settings(config)
+
+
+def _faults(config: VllmConfig) -> Iterator[str]:
+    for name, reason in _NONE_ONLY.items():
+        if getattr(config, name) is not None:
+            yield f"{name} is given: {reason}"
+    for name in _ONE_ONLY:
+        if (value := getattr(config.parallel_config, name)) != 1:
+            yield f"{name}={value} is not supported, only 1: use jaxis serve for several devices"
+    if config.model_config is not None:
+        yield from _model_faults(config.model_config)
+    yield from _cache_faults(config.cache_config)
+    if (load_format := config.load_config.load_format) not in _LOAD_FORMATS:
+        yield f"load_format={load_format!r} is not supported, only {', '.join(_LOAD_FORMATS)}"
+
+
+def _model_faults(model: ModelConfig) -> Iterator[str]:
+    if not declared_architectures().intersection(model.architectures):
+        yield f"architectures={model.architectures} is not supported; docs/models.md lists those that are"
+    if model.runner_type != "generate":
+        yield f"runner={model.runner_type!r} is not supported, only 'generate': jaxis serve has pooling models"
+    for name, instead in _MODEL_UNSET.items():
+        if value := getattr(model, name):
+            yield f"{name}={value!r} is not supported: {instead}"
+    if not 0 <= model.max_logprobs <= MAX_LOGPROBS:
+        yield f"max_logprobs={model.max_logprobs} is not supported: give at most {MAX_LOGPROBS}"
+    if not isinstance(model.hf_overrides, dict):
+        yield "hf_overrides must be a dict of keys of config.json, not a function"
+
+
+def _cache_faults(cache: CacheConfig) -> Iterator[str]:
+    if cache.cache_dtype not in _KV_CACHE_DTYPES:
+        yield (
+            f"kv_cache_dtype={cache.cache_dtype!r} is not supported, only {', '.join(_KV_CACHE_DTYPES)}; jaxis' own "
+            'int8 is additional_config={"jaxis": {"kv_cache_dtype": "int8"}}'
+        )
+    if cache.kv_offloading_size is not None:
+        yield "kv_offloading_size is not supported inside vLLM: use jaxis serve --kv-offloading-size"
+
+
+def own_settings(config: VllmConfig) -> dict[str, Any]:
+    """The arguments of `EngineArgs` in additional_config["jaxis"].
+
+    Raises:
+      ConfigError: A key is none of OWN_SETTINGS.
+    """
+    additional = config.additional_config
+    given = additional.get("jaxis", {}) if isinstance(additional, dict) else {}
+    if not isinstance(given, dict) or given.keys() - set(OWN_SETTINGS):
+        raise ConfigError(
+            f'additional_config={{"jaxis": {given!r}}} must be a dict of {", ".join(OWN_SETTINGS)}; others are vLLM\'s '
+            "arguments"
+        )
+    return given
+
+
+def engine_arguments(config: VllmConfig) -> EngineArgs:
+    """What jaxis loads the model with.
+
+    Raises:
+      ConfigError: Of `EngineArgs`.
+    """
+    model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
+    arguments: dict[str, Any] = {
+        "model": model.model,
+        "revision": model.revision,
+        "cache_dir": config.load_config.download_dir,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "max_model_len": model.max_model_len,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
+        "kv_cache_memory": cache.kv_cache_memory_bytes,
+        "block_size": cache.block_size,
+        "kv_cache_dtype": cache.cache_dtype,
+        "load_format": _LOAD_FORMATS[config.load_config.load_format],
+        "seed": model.seed,
+        "hf_overrides": dict(model.hf_overrides) or None,
+        "logprobs_mode": model.logprobs_mode,
+        "speculative_config": {"num_speculative_tokens": 0},
+    }
+    if isinstance(model.hf_token, str):
+        arguments["token"] = model.hf_token
+    return EngineArgs(**(arguments | own_settings(config)))
+
+
+def check_request(engine_input: Any, params: Any) -> None:
+    """Raises a RequestError for a request that the worker could not honour.
+
+    Args:
+      engine_input: vLLM's EngineInput.
+      params: vLLM's SamplingParams or PoolingParams.
+    """
+    if engine_input["type"] != "token":
+        raise RequestError(
+            f"a prompt of the type {engine_input['type']!r} is not supported inside vLLM: prompts are strings or token "
+            "ids"
+        )
+    if not hasattr(params, "temperature"):
+        raise RequestError("pooling is not supported inside vLLM: use jaxis serve")
+    _ = translate_params(params)

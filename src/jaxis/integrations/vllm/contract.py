@@ -1,0 +1,114 @@
+"""What the plugin takes from vLLM and gives to it, by name, compared with the installed vLLM before it starts.
+
+vLLM promises no stable interface to plugins: a field that is new, or gone, would otherwise be ignored in silence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from jaxis.errors import ConfigError
+from jaxis.integrations.vllm.sampling import APPLIED, OF_VLLM, REFUSED
+
+SUPPORTED_VERSIONS = ((0, 32),)
+"""Major and minor of the releases of vLLM with which the tests of this plugin were run."""
+
+NEW_REQUEST_READ = (
+    *("req_id", "prompt_token_ids", "sampling_params", "block_ids", "num_computed_tokens", "prefill_token_ids"),
+)
+NEW_REQUEST_REFUSED = ("mm_features", "pooling_params", "lora_request", "prompt_embeds", "replay_start")
+# Of prompts that are embeddings, which are refused.
+NEW_REQUEST_OTHER = ("prompt_is_token_ids",)
+
+CACHED_REQUESTS_READ = ("req_ids", "resumed_req_ids", "all_token_ids", "new_block_ids", "num_computed_tokens")
+# Tokens that pipeline stages tell each other, and a count of what the worker has itself.
+CACHED_REQUESTS_OTHER = ("new_token_ids", "num_output_tokens")
+
+STEP_READ = (
+    *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens"),
+    "finished_req_ids",
+)
+STEP_REFUSED = (
+    *("scheduled_spec_decode_tokens", "scheduled_encoder_inputs", "free_encoder_mm_hashes"),
+    *("scheduled_encoder_input_stats", "kv_connector_metadata", "has_sync_kv_loads", "aux_output_connector_metadata"),
+    *("ec_connector_metadata", "ec_manager_metadata", "new_block_ids_to_zero", "kv_cache_block_copies"),
+    *("kv_connector_block_state", "num_spec_tokens_to_schedule", "num_invalid_spec_tokens"),
+)
+# Said for the scheduler's own sake, or again elsewhere.
+STEP_OTHER = (
+    *("preempted_req_ids", "has_structured_output_requests", "pending_structured_output_tokens"),
+    "num_common_prefix_blocks",
+)
+
+GRAMMAR_READ = ("structured_output_request_ids", "grammar_bitmask")
+GRAMMAR_OTHER = ("num_acceptable_drafts",)  # there are no drafts
+
+RESULT_WRITTEN = ("req_ids", "req_id_to_index", "sampled_token_ids", "logprobs", "prompt_logprobs_dict")
+
+PLATFORM_HOOKS = (
+    *("import_kernels", "get_device_name", "get_device_total_memory", "inference_mode", "set_device"),
+    *("manual_seed_all", "pre_register_and_update", "apply_config_platform_defaults", "check_and_update_config"),
+    *("update_block_size_for_backend", "verify_quantization", "is_pin_memory_available", "support_hybrid_kv_cache"),
+    "validate_request",
+)
+WORKER_METHODS = (
+    *("init_device", "load_model", "get_kv_cache_spec", "get_supported_kv_cache_layouts", "set_kv_cache_layout"),
+    *("compile_or_warm_up_model", "execute_model", "sample_tokens", "synchronize_device", "check_health", "shutdown"),
+)
+
+
+def check_version() -> None:
+    """Raises a ConfigError for a vLLM that this version of jaxis has not been run with."""
+    from vllm.version import __version__, __version_tuple__
+
+    if tuple(__version_tuple__[:2]) not in SUPPORTED_VERSIONS:
+        supported = ", ".join(f"{major}.{minor}.x" for major, minor in SUPPORTED_VERSIONS)
+        raise ConfigError(
+            f"jaxis runs inside vLLM {supported}, and vLLM {__version__} is installed: install such a version, or "
+            "leave jaxis out of VLLM_PLUGINS"
+        )
+
+
+def check_contract() -> None:
+    """Raises a ConfigError that lists what the installed vLLM has under other names than the plugin expects."""
+    if differences := list(_differences()):
+        raise ConfigError(
+            f"this vLLM is not the one that jaxis knows: {'; '.join(differences)}: install a released vLLM of a "
+            "supported version, or leave jaxis out of VLLM_PLUGINS"
+        )
+
+
+def _differences() -> Iterator[str]:
+    from vllm.platforms.interface import Platform
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched import output
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    exact: tuple[tuple[Any, Iterable[str]], ...] = (
+        (output.NewRequestData, (*NEW_REQUEST_READ, *NEW_REQUEST_REFUSED, *NEW_REQUEST_OTHER)),
+        (output.CachedRequestData, (*CACHED_REQUESTS_READ, *CACHED_REQUESTS_OTHER)),
+        (output.SchedulerOutput, (*STEP_READ, *STEP_REFUSED, *STEP_OTHER)),
+        (output.GrammarOutput, (*GRAMMAR_READ, *GRAMMAR_OTHER)),
+        (SamplingParams, (*APPLIED, *OF_VLLM, *REFUSED)),
+    )
+    for kind, known in exact:
+        names = _field_names(kind)
+        if unknown := sorted(names - set(known)):
+            yield f"{kind.__name__} has {', '.join(unknown)}"
+        if missing := sorted(set(known) - names):
+            yield f"{kind.__name__} lacks {', '.join(missing)}"
+    if missing := sorted(set(RESULT_WRITTEN) - _field_names(ModelRunnerOutput)):
+        yield f"ModelRunnerOutput lacks {', '.join(missing)}"
+    for kind, names in ((Platform, PLATFORM_HOOKS), (WorkerBase, WORKER_METHODS)):
+        if missing := [name for name in names if not hasattr(kind, name)]:
+            yield f"{kind.__name__} lacks {', '.join(missing)}"
+
+
+def _field_names(kind: Any) -> set[str]:
+    """Of a dataclass, or of a msgspec.Struct."""
+    if dataclasses.is_dataclass(kind):
+        return {field.name for field in dataclasses.fields(kind)}
+    return set(kind.__struct_fields__)

@@ -1,0 +1,167 @@
+"""A step of vLLM's scheduler as one of jaxis' runner, over vLLM's block tables, and its result in vLLM's form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.logger import init_logger
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, LogprobsTensors, ModelRunnerOutput
+
+from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep
+from jaxis.engine.execution.runner import Runner
+from jaxis.engine.execution.sampler import INVALID_TOKEN_ID
+from jaxis.engine.execution.token_logprobs import TokenLogprobs, joined_logprobs
+from jaxis.engine.scheduling.scheduler_output import SchedulerOutput as Step
+from jaxis.errors import EngineError
+from jaxis.integrations.vllm.contract import NEW_REQUEST_REFUSED, STEP_REFUSED
+from jaxis.integrations.vllm.requests import RequestTable, ScheduledRequest
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+
+logger = init_logger("vllm.jaxis")  # vLLM shows what is below its own name
+
+
+class ModelRunner:
+    """Runs the steps of vLLM's scheduler, one after the other.
+
+    Attributes:
+      runner: Runs them on the devices.
+      requests: Those that vLLM's scheduler has not finished.
+
+    Args:
+      runner: See above.
+      vllm_config: vLLM's configuration.
+    """
+
+    def __init__(self, runner: Runner, vllm_config: VllmConfig) -> None:
+        self.runner = runner
+        self.requests = RequestTable(
+            vocab_size=runner.vocab_size,
+            num_spans=len(runner.num_blocks),
+            seed=vllm_config.model_config.seed,
+            logprobs_mode=vllm_config.model_config.logprobs_mode,
+        )
+        self._step: tuple[list[ScheduledRequest], ForwardedStep | DispatchedStep] | None = None
+
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Dispatches the model of a step; its sampler, too, if no grammar has to say first what it may sample.
+
+        Returns:
+          The result of a step without tokens; None: `sample` has it.
+
+        Raises:
+          EngineError: vLLM asks for something that this does not do.
+        """
+        _check_step(scheduler_output)
+        self.requests.update(scheduler_output)
+        scheduled = self.requests.schedule(scheduler_output.num_scheduled_tokens)
+        if not scheduled:
+            return EMPTY_MODEL_RUNNER_OUTPUT
+        step = Step(
+            scheduled=tuple(each.entry for each in scheduled),
+            num_decodes=sum(each.is_decode for each in scheduled),
+            preempted=(),
+        )
+        if any(each.request.mask is not None and each.entry.samples for each in scheduled):
+            self._step = scheduled, self.runner.forward(step)
+        else:
+            self._step = scheduled, self.runner.dispatch(step, self.requests.sampling)
+        return None
+
+    def sample(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        """Samples the step that was executed last, and waits for its tokens.
+
+        Args:
+          grammar_output: The masks of the requests that have a grammar.
+        """
+        if self._step is None:
+            raise EngineError("a step was sampled that was not executed")
+        scheduled, step = self._step
+        self._step = None
+        if isinstance(step, ForwardedStep):
+            _set_masks(scheduled, grammar_output)
+            step = step.sample(self.requests.sampling)
+        return self._result(scheduled, step)
+
+    def _result(self, scheduled: list[ScheduledRequest], step: DispatchedStep) -> ModelRunnerOutput:
+        sampled: list[list[int]] = []
+        for each, [token_id] in zip(scheduled, step.token_ids(), strict=True):
+            if not each.entry.samples:
+                sampled.append([])
+                continue
+            if token_id == INVALID_TOKEN_ID or each.request.error is not None:
+                token_id = self._end(each)
+            each.request.add_token(token_id)
+            sampled.append([token_id])
+        for index, logprobs in step.prompt_logprobs:
+            scheduled[index].request.add_prompt_logprobs(scheduled[index].entry.start, logprobs)
+        ids = [each.request.request_id for each in scheduled]
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
+            sampled_token_ids=sampled,
+            logprobs=_logprobs_lists(sampled, step.logprobs()),
+            prompt_logprobs_dict={
+                each.request.request_id: _prompt_logprobs(each.request.prompt_token_ids, parts)
+                for each in scheduled
+                if (parts := each.request.finished_prompt_logprobs(each.entry)) is not None
+            },
+        )
+
+    def _end(self, each: ScheduledRequest) -> int:
+        """What a request gets that no token can be sampled for: vLLM knows no errors of single requests."""
+        reason = each.request.error or "the model's logits are not finite"
+        logger.error("jaxis ends the request %s: %s", each.request.request_id, reason)
+        return each.request.end_token_id
+
+
+def _set_masks(scheduled: list[ScheduledRequest], grammar_output: GrammarOutput | None) -> None:
+    """Gives each request that has a grammar its own row, or none where the scheduler lets it go on as it likes."""
+    rows: dict[str, np.ndarray] = {}
+    if grammar_output is not None:
+        # The rows are in the order of these ids, and in no other.
+        ids = grammar_output.structured_output_request_ids
+        rows = dict(zip(ids, grammar_output.grammar_bitmask, strict=True))
+    for each in scheduled:
+        if each.request.mask is not None:
+            each.request.mask.set_mask(rows.get(each.request.request_id))
+
+
+def _check_step(scheduler_output: SchedulerOutput) -> None:
+    """Raises an EngineError for what would otherwise be ignored."""
+    asked = [name for name in STEP_REFUSED if getattr(scheduler_output, name)]
+    for request in scheduler_output.scheduled_new_reqs:
+        asked += [name for name in NEW_REQUEST_REFUSED if _is_given(getattr(request, name))]
+    if asked:
+        raise EngineError(f"vLLM's scheduler asks for {', '.join(asked)}, which jaxis' worker does not do")
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and (isinstance(value, torch.Tensor) or bool(value))
+
+
+def _logprobs_lists(sampled: list[list[int]], logprobs: TokenLogprobs[np.ndarray] | None) -> LogprobsLists | None:
+    """A row for each request, the sampled token first."""
+    if logprobs is None:
+        return None
+    token_ids = np.asarray([tokens[0] if tokens else 0 for tokens in sampled], np.int32)
+    return LogprobsLists(
+        np.concatenate([token_ids[:, None], logprobs.top_ids], axis=1),
+        np.concatenate([logprobs.logprobs[:, None], logprobs.top_logprobs], axis=1),
+        logprobs.ranks,
+    )
+
+
+def _prompt_logprobs(prompt_token_ids: list[int], parts: list[TokenLogprobs[np.ndarray]]) -> LogprobsTensors:
+    """A row for each token of a prompt but the first, itself first."""
+    joined = joined_logprobs(parts, len(prompt_token_ids) - 1)
+    token_ids = np.asarray(prompt_token_ids[1:], np.int32)
+    return LogprobsTensors(
+        torch.from_numpy(np.concatenate([token_ids[:, None], joined.top_ids], axis=1)),
+        torch.from_numpy(np.concatenate([joined.logprobs[:, None], joined.top_logprobs], axis=1)),
+        torch.from_numpy(np.array(joined.ranks)),
+    )

@@ -1,0 +1,132 @@
+"""vLLM's platform: checks the configuration and each request, and names the worker. Imports no JAX."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+from vllm.exceptions import VLLMValidationError
+from vllm.platforms.interface import Platform, PlatformEnum
+
+from jaxis.errors import ConfigError, RequestError
+from jaxis.integrations.vllm.config_checks import check_config, check_request
+from jaxis.integrations.vllm.contract import check_contract, check_version
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+DEFAULT_BLOCK_SIZE = 16
+
+
+class JaxisPlatform(Platform):
+    """A device of JAX's, whichever it has: to vLLM, whose tensors stay on the host, a CPU."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+    dispatch_key = "CPU"
+    dist_backend = "gloo"
+    simple_compile_backend = "eager"
+
+    def __init__(self) -> None:
+        super().__init__()
+        check_version()
+
+    def is_cpu(self) -> bool:
+        """Whether vLLM may take its defaults for CPUs, and look for no accelerator of torch's."""
+        return True
+
+    @property
+    def supported_dtypes(self) -> list[torch.dtype]:
+        """See `Platform`."""
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """vLLM's own kernels are not loaded."""
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:  # noqa: ARG003
+        """See `Platform`."""
+        return "jaxis"
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:  # noqa: ARG003
+        """Bytes of the host's memory, from which vLLM derives its default limits of a step."""
+        return psutil.virtual_memory().total
+
+    @classmethod
+    def inference_mode(cls) -> Any:
+        """See `Platform`."""
+        return torch.no_grad()
+
+    @classmethod
+    def set_device(cls, device: torch.device) -> None:
+        """There is one."""
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        """jaxis has a seed for each request."""
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        """See `Platform`."""
+        return False
+
+    @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        """Every layer has the same blocks."""
+        return False
+
+    @classmethod
+    def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
+        """The block size stays."""
+
+    @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        """Raises a ConfigError: vLLM would look into the weights itself."""
+        raise ConfigError(
+            f"checkpoints quantized by {quant} are not supported inside vLLM: use jaxis serve, or an unquantized one "
+            'with additional_config={"jaxis": {"quantization": "int8"}}'
+        )
+
+    @classmethod
+    def pre_register_and_update(cls, parser: Any = None) -> None:  # noqa: ARG003
+        """Compares vLLM with what jaxis knows of it, before any configuration is made."""
+        check_contract()
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
+        """vLLM compiles nothing; its steps come one after the other."""
+        from vllm.config import CompilationMode, CUDAGraphMode
+
+        vllm_config.compilation_config.mode = CompilationMode.NONE
+        vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        """Names the worker, and raises a ConfigError for what it does not do."""
+        check_config(vllm_config)
+        parallel, cache, scheduler = (
+            vllm_config.parallel_config,
+            vllm_config.cache_config,
+            vllm_config.scheduler_config,
+        )
+        parallel.worker_cls = "jaxis.integrations.vllm.worker.JaxisWorker"
+        parallel.distributed_executor_backend = "uni"  # JAX has the devices of a host in one process
+        scheduler.async_scheduling = False
+        if not cache.user_specified_block_size:
+            cache.block_size = DEFAULT_BLOCK_SIZE
+        if "jax" in sys.modules:
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork of JAX's threads would wait forever
+
+    @classmethod
+    def validate_request(cls, processed_inputs: Any, params: Any) -> None:
+        """Raises vLLM's own error, HTTP 400 for its clients, for a request that the worker could not honour."""
+        try:
+            check_request(processed_inputs, params)
+        except RequestError as error:
+            raise VLLMValidationError(str(error), parameter=error.param) from error

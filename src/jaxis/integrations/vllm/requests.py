@@ -1,0 +1,221 @@
+"""The requests that vLLM's scheduler has not finished, as the sequences that jaxis' runner knows.
+
+The scheduler says once what a request is, and then what changes: blocks, and how many tokens are computed. It does not
+send back what was sampled. It has two ways to say that a preempted request goes on (vLLM's model runners V1 and V2):
+among the cached ones, with blocks that replace all earlier ones, or as a new one whose id is known already.
+"""
+
+from __future__ import annotations
+
+import functools
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxis.engine.execution.sequence_sampling import SequenceSampling, draw_seed
+from jaxis.engine.execution.token_logprobs import TokenLogprobs
+from jaxis.engine.scheduling.scheduler_output import ScheduledSequence
+from jaxis.engine.scheduling.sequence import BlockTable, SequenceId
+from jaxis.engine.scheduling.sequence import Sequence as TokenSequence
+from jaxis.errors import RequestError
+from jaxis.integrations.vllm.sampling import GivenMask, translate_params
+from jaxis.sampling_params import LogprobsMode, SamplingParams
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+
+@dataclass
+class RunningRequest:
+    """A request, from its first step to the step after its last.
+
+    Attributes:
+      request_id: vLLM's.
+      sequence: Its tokens and blocks, as the runner sees them.
+      mask: What its grammar allows next; None: it has no grammar.
+      bad_words_token_ids: The token sequences that must not be generated.
+      end_token_id: A token that ends it, for when none can be sampled.
+      seed: Of its random numbers.
+      error: Why no token can be sampled for it; None if one can.
+    """
+
+    request_id: str
+    sequence: TokenSequence
+    mask: GivenMask | None
+    bad_words_token_ids: Sequence[Sequence[int]]
+    end_token_id: int
+    seed: int
+    error: RequestError | None = None
+    _prompt_logprobs: dict[int, TokenLogprobs[np.ndarray]] = field(default_factory=dict)
+    _has_prompt_logprobs: bool = False
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Its prompt."""
+        return self.sequence.prompt_token_ids
+
+    def go_on_from(self, earlier: RunningRequest) -> None:
+        """Takes over what the scheduler does not know of a request that it preempted."""
+        self.seed = earlier.seed
+        self._prompt_logprobs, self._has_prompt_logprobs = earlier._prompt_logprobs, earlier._has_prompt_logprobs
+
+    def add_token(self, token_id: int) -> None:
+        """Takes in a token that was sampled."""
+        self.sequence.output_token_ids.append(token_id)
+
+    def add_prompt_logprobs(self, start: int, logprobs: TokenLogprobs[np.ndarray]) -> None:
+        """Keeps the log-probabilities of the tokens that follow positions `start`, `start + 1`, ..."""
+        # What was computed before a preemption is computed again, perhaps in other chunks.
+        self._prompt_logprobs = {at: part for at, part in self._prompt_logprobs.items() if at < start}
+        self._prompt_logprobs[start] = logprobs
+
+    def finished_prompt_logprobs(self, entry: ScheduledSequence) -> list[TokenLogprobs[np.ndarray]] | None:
+        """Those of the whole prompt, once, in the step that computes its last token; None in all others."""
+        num_prompt_tokens = len(self.prompt_token_ids)
+        wanted = self.sequence.sampling_params.prompt_logprobs is not None and num_prompt_tokens > 1
+        if not wanted or self._has_prompt_logprobs or entry.start + entry.num_tokens < num_prompt_tokens:
+            return None
+        self._has_prompt_logprobs = True
+        return [self._prompt_logprobs[start] for start in sorted(self._prompt_logprobs)]
+
+
+@dataclass(frozen=True)
+class ScheduledRequest:
+    """A request in a step.
+
+    Attributes:
+      request: The request.
+      entry: Its tokens in the step.
+      is_decode: Whether the step computes just the token that was sampled last.
+    """
+
+    request: RunningRequest
+    entry: ScheduledSequence
+    is_decode: bool
+
+
+class RequestTable:
+    """The requests by vLLM's ids.
+
+    Attributes:
+      sampling: How the tokens of each are sampled.
+
+    Args:
+      vocab_size: V.
+      num_spans: Of the model's layers; all have the same block table.
+      seed: Of requests that bring none.
+      logprobs_mode: What a log-probability is.
+    """
+
+    def __init__(self, *, vocab_size: int, num_spans: int, seed: int, logprobs_mode: LogprobsMode) -> None:
+        self._vocab_size, self._num_spans = vocab_size, num_spans
+        self._seed = seed
+        self._logprobs_mode: LogprobsMode = logprobs_mode
+        self._requests: dict[str, RunningRequest] = {}
+        self._num_requests = 0
+        self.sampling: dict[SequenceId, SequenceSampling] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def update(self, output: SchedulerOutput) -> None:
+        """Takes in what the scheduler says of its requests: those that ended, then those that are new or changed."""
+        for request_id in output.finished_req_ids:
+            self._remove(request_id)
+        for new in output.scheduled_new_reqs:
+            self._add(new)
+        cached = output.scheduled_cached_reqs
+        for index in range(len(cached.req_ids)):
+            self._change(cached, index)
+
+    def schedule(self, num_tokens: Mapping[str, int]) -> list[ScheduledRequest]:
+        """The requests of a step, decodes first, as the runner wants them.
+
+        Args:
+          num_tokens: How many each computes, by its id.
+        """
+        scheduled = [self._scheduled(self._requests[request_id], number) for request_id, number in num_tokens.items()]
+        return sorted(scheduled, key=lambda each: not each.is_decode)
+
+    def _scheduled(self, request: RunningRequest, num_tokens: int) -> ScheduledRequest:
+        sequence = request.sequence
+        start = sequence.num_computed_tokens
+        sequence.num_computed_tokens = stop = start + num_tokens
+        entry = ScheduledSequence(sequence, start, num_tokens, samples=stop == sequence.num_tokens)
+        is_decode = entry.samples and num_tokens == 1 and bool(sequence.output_token_ids)
+        return ScheduledRequest(request, entry, is_decode)
+
+    def _add(self, new: NewRequestData) -> None:
+        known = self._requests.get(new.req_id)
+        if known is None:
+            self._num_requests += 1
+        params = translate_params(new.sampling_params, self._logprobs_mode)
+        prompt_token_ids: list[int] = list(new.prompt_token_ids or ())
+        [block_ids] = new.block_ids
+        sequence = TokenSequence(
+            SequenceId(new.req_id),
+            prompt_token_ids,
+            params,
+            frozenset(),
+            max_total_tokens=0,  # when it ends is the scheduler's affair, as is its order
+            arrival=0,
+            # A preempted request may come back as a new one, with what was sampled before.
+            output_token_ids=list((new.prefill_token_ids or ())[len(prompt_token_ids) :]),
+            num_computed_tokens=new.num_computed_tokens,
+            block_tables=[BlockTable(array("i", block_ids))] * self._num_spans,
+        )
+        request = RunningRequest(
+            new.req_id,
+            sequence,
+            None if new.sampling_params.structured_outputs is None else GivenMask(self._vocab_size),
+            bad_words_token_ids=new.sampling_params.bad_words_token_ids or [],
+            end_token_id=min(new.sampling_params.all_stop_token_ids, default=0),
+            seed=draw_seed(self._seed, self._num_requests) if params.seed is None else params.seed,
+        )
+        if known is not None:
+            request.go_on_from(known)
+        self._requests[new.req_id] = request
+        self._prepare_sampling(request)
+
+    def _change(self, cached: CachedRequestData, index: int) -> None:
+        request_id = cached.req_ids[index]
+        request = self._requests[request_id]
+        sequence, table = request.sequence, request.sequence.block_tables[0]
+        if request_id in cached.resumed_req_ids:
+            table.block_ids = array("i")
+        if (of_groups := cached.new_block_ids[index]) is not None:
+            [block_ids] = of_groups
+            table.block_ids.extend(block_ids)
+        sequence.num_computed_tokens = cached.num_computed_tokens[index]
+        if (token_ids := cached.all_token_ids.get(request_id)) is not None:
+            outputs = list(token_ids[sequence.num_prompt_tokens :])
+            if outputs != sequence.output_token_ids:  # the scheduler has dropped what was sampled last
+                sequence.output_token_ids[:] = outputs
+                self._prepare_sampling(request)
+
+    def _prepare_sampling(self, request: RunningRequest) -> None:
+        sequence, params = request.sequence, request.sequence.sampling_params
+        make = functools.partial(
+            SequenceSampling,
+            prompt_token_ids=sequence.prompt_token_ids,
+            output_token_ids=sequence.output_token_ids,
+            vocab_size=self._vocab_size,
+            seed=request.seed,
+        )
+        try:
+            # Its end-of-sequence tokens are among the parameters' stop tokens.
+            sampling = make(params, bad_words_token_ids=request.bad_words_token_ids, grammar=request.mask)
+        except RequestError as error:
+            request.error = error
+            sampling = make(SamplingParams(temperature=0.0, logprobs=params.logprobs))
+        self.sampling[sequence.seq_id] = sampling
+
+    def _remove(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+        self.sampling.pop(SequenceId(request_id), None)

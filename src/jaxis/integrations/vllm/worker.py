@@ -1,0 +1,138 @@
+"""vLLM's worker: has the model and its caches, and runs the steps of vLLM's scheduler."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
+
+from jaxis.engine.execution.cache_memory import cache_memory
+from jaxis.engine.execution.cache_specs import cache_specs
+from jaxis.engine.execution.kv_cache import on_devices, unit_bytes
+from jaxis.engine.execution.programs import Programs
+from jaxis.engine.execution.runner import Runner
+from jaxis.engine.loaded_model import LoadedModel
+from jaxis.engine.opened_model import open_model
+from jaxis.errors import ConfigError, EngineError
+from jaxis.host.progress import ProgressDisplay
+from jaxis.integrations.vllm.config_checks import engine_arguments
+from jaxis.integrations.vllm.model_runner import ModelRunner
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+    from vllm.v1.outputs import ModelRunnerOutput
+
+logger = init_logger("vllm.jaxis")  # vLLM shows what is below its own name
+
+
+class JaxisWorker(WorkerBase):
+    """Runs a model of jaxis for vLLM; see `WorkerBase` for each method."""
+
+    def init_device(self) -> None:
+        """Reads the checkpoint's configuration, and finds JAX's devices."""
+        self.device = torch.device("cpu")
+        self._args = engine_arguments(self.vllm_config)
+        self._progress = ProgressDisplay(enabled=False)
+        self._opened = open_model(self._args)
+        self._meshes = self._opened.make_meshes(self._args)
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Loads the weights."""
+        if load_dummy_weights:
+            raise ConfigError("load_dummy_weights is not supported: give load_format='dummy'")
+        self._loaded: LoadedModel = self._opened.load(self._args, self._meshes, self._progress)
+        [model], config = self._loaded.models, self._loaded.vllm_config
+        per_block, per_slot = unit_bytes(
+            on_devices(cache_specs(model, config), self._meshes[0]), config, self._meshes[0]
+        )
+        if per_slot or not per_block:
+            raise ConfigError(
+                f"{self.model_config.model} has layers with a recurrent state, which are not supported inside vLLM: "
+                "use jaxis serve"
+            )
+        self._block_bytes = sum(per_block.values())
+        device = self._meshes[0].devices.flat[0]
+        logger.info(
+            "jaxis has the model on %s: %s, activations %s, blocks of %d tokens and %d bytes",
+            device.platform,
+            device.device_kind,
+            config.model_config.dtype.__name__,
+            config.cache_config.block_size,
+            self._block_bytes,
+        )
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        """One layer that stands for all: its page has the bytes of a block in every layer, so vLLM counts right."""
+        block_size = self._loaded.vllm_config.cache_config.block_size
+        spec = FullAttentionSpec(
+            block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.uint8, page_size_padded=self._block_bytes
+        )
+        return {"jaxis": spec}
+
+    def get_supported_kv_cache_layouts(self) -> list[str]:
+        """Any, since the caches are jaxis' own."""
+        return [KVCacheLayout.LBHNC.name]
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the caches: those that were given or are free, and no more than can be used."""
+        config = self._loaded.vllm_config
+        tokens = config.scheduler_config.max_num_seqs * config.model_config.max_model_len
+        useful = 1 + -(-tokens // config.cache_config.block_size)  # vLLM never uses the first block
+        return min(cache_memory(config, self._meshes[0]), useful * self._block_bytes)
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        """vLLM has shortened the context to what the caches hold."""
+        self.model_config.max_model_len = max_model_len
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Makes the caches, of as many blocks as vLLM's scheduler counts."""
+        executor = self._loaded.executor(num_blocks=kv_cache_config.num_blocks)
+        programs = Programs(executor, self._progress.compiling)
+        self._runner = ModelRunner(Runner(self._loaded.vllm_config, programs), self.vllm_config)
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Starts to compile what the first decode needs; other programs compile before the steps that need them."""
+        started = time.monotonic()
+        self._runner.runner.precompile(1, greedy=True)
+        return CompilationTimes(language_model=time.monotonic() - started, encoder=0.0)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Dispatches a step; None: `sample_tokens` has its result."""
+        return self._runner.execute(scheduler_output)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        """Samples the step that was dispatched, and waits for its tokens."""
+        return self._runner.sample(grammar_output)
+
+    def take_draft_token_ids(self) -> None:
+        """Nothing drafts."""
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """What the model does."""
+        return ("generate",)
+
+    def reset_encoder_cache(self) -> None:
+        """Nothing is encoded."""
+
+    def synchronize_device(self) -> None:
+        """Each step is waited for."""
+
+    def get_model(self) -> Any:
+        """There is no torch module."""
+        raise EngineError("the model is jaxis', not a torch module")
+
+    def get_model_inspection(self) -> str:
+        """What `repr` of vllm.LLM shows."""
+        return f"{type(self._loaded.models[0]).__name__} of jaxis"
+
+    def shutdown(self) -> None:
+        """Frees the caches, weights and programs."""
+        if (runner := getattr(self, "_runner", None)) is not None:
+            runner.runner.close()
+            del self._runner

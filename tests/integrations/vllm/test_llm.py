@@ -1,0 +1,158 @@
+"""vllm.LLM with jaxis inside answers as jaxis.LLM does, bit for bit. Runs where vLLM is installed: `make test-vllm`."""
+
+import json
+import os
+import re
+
+import pytest
+
+pytest.importorskip("vllm")
+os.environ |= {"VLLM_PLUGINS": "jaxis", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+import vllm
+
+import jaxis
+from jaxis.engine.opened_model import EMBEDDED_MODEL
+from tests.support.tiny_checkpoints import DELTA_NET_SIZES, GPT_OSS_SIZES, LATENT_SIZES, write_checkpoint
+from tests.support.vllm_requests import (
+    CHOICES,
+    REGEX,
+    SCHEMA,
+    TINY_VOCAB_SIZE,
+    Case,
+    jaxis_answers,
+    random_cases,
+    vllm_answers,
+)
+
+ENGINE = {"max_num_seqs": 8, "max_model_len": 256, "dtype": "float32", "seed": 3}
+NUM_BLOCKS = 160
+ENDS = (3067, 3065)
+
+
+def make_vllm(model=EMBEDDED_MODEL, **arguments):
+    defaults = {
+        **{"num_gpu_blocks_override": NUM_BLOCKS, "max_num_batched_tokens": 64, "disable_log_stats": False},
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+    }
+    return vllm.LLM(str(model), **ENGINE | defaults | arguments)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return make_vllm()
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return jaxis.LLM(**ENGINE, max_num_batched_tokens=64, kv_cache_memory="64MiB", show_progress=False)
+
+
+def check(llm, reference, cases):
+    for case, ours, theirs in zip(cases, vllm_answers(llm, cases), jaxis_answers(reference, cases), strict=True):
+        if case.has_grammar:
+            ours = without_end(ours, len(theirs[0]))
+        assert ours == theirs, case
+
+
+def without_end(answer, length):
+    """vLLM has the end sampled of what can go on no further; jaxis ends it."""
+    token_ids, reason, scores, prompt_scores = answer
+    assert token_ids[length:] in ([], *([end] for end in ENDS))
+    return token_ids[:length], reason, scores[:length], prompt_scores
+
+
+def metric(llm, name):
+    return sum(each.value for each in llm.get_metrics() if each.name == name)
+
+
+def test_requests_with_random_parameters_get_the_same_tokens_and_log_probabilities(llm, reference):
+    check(llm, reference, random_cases(200, seed=1))
+    assert metric(llm, "vllm:prefix_cache_hits") > 0
+
+
+def test_long_prompts_in_chunks_do_too(reference):
+    check(make_vllm(max_num_batched_tokens=16), reference, random_cases(40, seed=2, longest=150))
+
+
+@pytest.mark.parametrize("contract", ["V1", "V2"])
+def test_preempted_requests_do_too(reference, contract):
+    """In both ways in which vLLM's scheduler says that a preempted request goes on."""
+    llm = make_vllm(num_gpu_blocks_override=20)
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    assert scheduler.use_v2_model_runner is False  # without Triton
+    scheduler.use_v2_model_runner = contract == "V2"
+    cases = [
+        Case(
+            [7 * i + k for k in range(30)],
+            temperature=1.0,
+            seed=i,
+            max_tokens=90,
+            ignore_eos=True,
+            logprobs=2,
+            prompt_logprobs=1,
+            presence_penalty=0.5 * (i % 2),
+        )
+        for i in range(8)
+    ]
+    check(llm, reference, cases)
+    assert metric(llm, "vllm:num_preemptions") > 0
+
+
+def test_without_a_prefix_cache_they_do_too(reference):
+    llm = make_vllm(enable_prefix_caching=False)
+    check(llm, reference, random_cases(20, seed=4))
+    assert metric(llm, "vllm:prefix_cache_hits") == 0
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
+def test_grammars_of_requests_side_by_side_stay_apart(backend):
+    llm = make_vllm(structured_outputs_config={"backend": backend, "disable_any_whitespace": True})
+    kinds = [{"regex": REGEX}, {"choice": CHOICES}, {"json": SCHEMA}]
+    params = [
+        vllm.SamplingParams(
+            max_tokens=60,
+            seed=i,
+            presence_penalty=i % 2,
+            logprobs=3,
+            structured_outputs=vllm.sampling_params.StructuredOutputsParams(**kinds[i % 3]),
+        )
+        for i in range(15)
+    ]
+    outputs = llm.generate([Case([40 + i]).vllm_prompt for i in range(15)], params, use_tqdm=False)
+    texts = [output.outputs[0].text for output in outputs]
+    assert all(re.fullmatch(REGEX, text) for text in texts[::3])
+    assert all(text in CHOICES for text in texts[1::3])
+    assert all(json.loads(text)["a"] in range(100) for text in texts[2::3])
+
+
+@pytest.mark.parametrize(("family", "sizes"), [("gpt_oss", GPT_OSS_SIZES), ("deepseek_v3", LATENT_SIZES)])
+def test_windows_and_latents_do_too(tmp_path, family, sizes):
+    """All layers have vLLM's one block table, also those that see a window alone."""
+    folder = write_checkpoint(tmp_path / family, family, **sizes)
+    reference = jaxis.LLM(folder, **ENGINE, max_num_batched_tokens=64, kv_cache_memory="16MiB", show_progress=False)
+    cases = random_cases(24, seed=5, vocab_size=TINY_VOCAB_SIZE)
+    check(make_vllm(folder, structured_outputs_config={"backend": "xgrammar"}), reference, cases)
+
+
+def test_a_recurrent_state_is_refused(tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "qwen3_5_text", **DELTA_NET_SIZES)
+    with pytest.raises(ValueError, match="recurrent state"):
+        make_vllm(folder)
+
+
+def test_a_request_that_nothing_can_be_sampled_for_ends_alone(llm):
+    [token_id] = llm.get_tokenizer().encode("x", add_special_tokens=False)
+    other = Case([5, 6, 7], temperature=1.0, seed=1, max_tokens=8, ignore_eos=True, logprobs=1)
+    hopeless = Case([8, 9], allowed_token_ids=[token_id], bad_words=["x"], max_tokens=8, logprobs=1)
+    [alone] = vllm_answers(llm, [other])
+    beside, ended = vllm_answers(llm, [other, hopeless])
+    assert beside == alone
+    assert (ended[0], ended[1]) == ([min(ENDS)], "stop")
+
+
+def test_seeds_are_drawn_where_requests_bring_none(reference):
+    case = Case([5, 6, 7], temperature=1.0, max_tokens=12, ignore_eos=True)
+    first, second = vllm_answers(make_vllm(), [case, case])
+    assert first != second
+    assert vllm_answers(make_vllm(), [case, case]) == [first, second]

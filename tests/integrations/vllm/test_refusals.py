@@ -1,0 +1,99 @@
+"""What jaxis does not do inside vLLM is refused by name, by the configuration or for a single request."""
+
+import os
+
+import pytest
+
+pytest.importorskip("vllm")
+os.environ |= {"VLLM_PLUGINS": "jaxis", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+import vllm.version
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.plugins import load_general_plugins
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from jaxis.engine.opened_model import EMBEDDED_MODEL
+from jaxis.errors import ConfigError, EngineError
+from jaxis.integrations.vllm import contract
+from jaxis.integrations.vllm.config_checks import engine_arguments
+from jaxis.integrations.vllm.model_runner import ModelRunner
+from jaxis.integrations.vllm.platform import JaxisPlatform
+
+
+def make_config(**arguments):
+    load_general_plugins()
+    return EngineArgs(str(EMBEDDED_MODEL), **arguments).create_engine_config()
+
+
+def test_the_platform_is_jaxis_and_this_vllm_is_known():
+    assert type(current_platform) is JaxisPlatform
+    contract.check_version()
+    contract.check_contract()
+
+
+def test_another_version_and_other_fields_are_named(monkeypatch):
+    monkeypatch.setattr(vllm.version, "__version_tuple__", (0, 99, 1))
+    with pytest.raises(ConfigError, match=r"jaxis runs inside vLLM 0\.32\.x, and vLLM .* is installed"):
+        contract.check_version()
+    monkeypatch.setattr(contract, "STEP_OTHER", contract.STEP_OTHER[1:])
+    monkeypatch.setattr(contract, "GRAMMAR_OTHER", ("gone",))
+    monkeypatch.setattr(contract, "WORKER_METHODS", ("another_method",))
+    with pytest.raises(ConfigError) as caught:
+        contract.check_contract()
+    assert "SchedulerOutput has preempted_req_ids; " in str(caught.value)
+    assert "GrammarOutput has num_acceptable_drafts; GrammarOutput lacks gone; " in str(caught.value)
+    assert "WorkerBase lacks another_method" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"enable_lora": True}, "lora_config is given: adapters are not supported inside vLLM"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not supported, only 1"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' is not supported"),
+        ({"max_logprobs": 50}, "max_logprobs=50 is not supported: give at most 20"),
+        ({"load_format": "sharded_state"}, "load_format='sharded_state' is not supported"),
+        ({"additional_config": {"jaxis": {"max_num_seqs": 3}}}, "must be a dict of dtype, quantization"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+         "speculative_config is given: speculative decoding is not supported"),
+        ({"enable_prompt_embeds": True}, "enable_prompt_embeds=True is not supported"),
+    ],
+)  # fmt: skip
+def test_an_argument_that_would_not_be_honoured_is_named(arguments, line):
+    with pytest.raises(ValueError, match=line):
+        make_config(**arguments)
+
+
+def test_an_architecture_that_jaxis_lacks_is_named():
+    with pytest.raises(ValueError, match=r"architectures=\['BloomForCausalLM'\] is not supported"):
+        make_config(hf_overrides={"architectures": ["BloomForCausalLM"]})
+
+
+def test_arguments_are_those_of_jaxis():
+    args = engine_arguments(
+        make_config(
+            dtype="bfloat16",
+            max_model_len=512,
+            max_num_seqs=4,
+            max_num_batched_tokens=128,
+            kv_cache_dtype="bfloat16",
+            kv_cache_memory_bytes=1 << 20,
+            load_format="dummy",
+            seed=5,
+            hf_overrides={"rope_theta": 5.0},
+            additional_config={"jaxis": {"dtype": "float32", "quantization": "int8"}},
+        )
+    )
+    assert (args.model, args.dtype, args.kv_cache_dtype) == (str(EMBEDDED_MODEL), "float32", "bfloat16")
+    assert (args.max_model_len, args.max_num_seqs, args.max_num_batched_tokens) == (512, 4, 128)
+    assert (args.kv_cache_memory, args.load_format, args.seed, args.quantization) == (1 << 20, "dummy", 5, "int8")
+    assert (args.hf_overrides, args.block_size, args.num_devices) == ({"rope_theta": 5.0}, 16, 1)
+
+
+def test_a_step_that_asks_for_more_is_refused_by_name():
+    step = SchedulerOutput.make_empty()
+    step.scheduled_spec_decode_tokens = {"a": [3]}
+    step.kv_cache_block_copies = [object()]
+    with pytest.raises(EngineError, match="asks for scheduled_spec_decode_tokens, kv_cache_block_copies, which"):
+        ModelRunner.execute(object.__new__(ModelRunner), step)
