@@ -49,8 +49,7 @@ from jaxis.prompts import (
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import chat_template_source
-from jaxis.vision.decode import ImageSource
-from jaxis.vision.prompt_images import NO_IMAGES, PromptImages, images_of_prompt, take_images
+from jaxis.vision.prompt_images import PromptImages, images_of_prompt, take_images, with_images
 
 
 @dataclass(frozen=True)
@@ -381,7 +380,7 @@ class LLM(PoolingMethods):
 
     def stream(
         self,
-        prompt: Prompt | Sequence[Message],
+        prompt: Prompt | Sequence[Message] | TokenizedPrompt,
         sampling_params: SamplingParams | None = None,
         *,
         lora_request: LoRARequest | None = None,
@@ -394,7 +393,7 @@ class LLM(PoolingMethods):
         be made in between; their steps advance this stream too.
 
         Args:
-          prompt: One prompt of `generate`, or one conversation of `chat`.
+          prompt: One prompt of `generate`, or one conversation of `chat`, or what has become of one.
           sampling_params: `n` must be 1; None is `get_default_sampling_params()`.
           lora_request: The adapter; needs `enable_lora`.
           tools: See `chat`.
@@ -407,7 +406,9 @@ class LLM(PoolingMethods):
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         if isinstance(params, SamplingParams) and params.n != 1:
             raise RequestError(f"n={params.n}: a stream has one completion; use generate for several")
-        if is_conversation(prompt):
+        if isinstance(prompt, TokenizedPrompt):
+            tokenized = prompt
+        elif is_conversation(prompt):
             tokenized = self._tokenize_chat(prompt, tools=tools, **(chat_template_kwargs or {}))
         else:
             tokenized = self._tokenize(cast(Prompt, prompt), _name(0, 1))
@@ -524,20 +525,11 @@ class LLM(PoolingMethods):
             return tokenize_prompt(prompt, self.tokenizer, where)
         sources = images_of_prompt(prompt["multi_modal_data"], where)
         others = {key: value for key, value in prompt.items() if key != "multi_modal_data"}
-        return self._with_images(tokenize_prompt(others, self.tokenizer, where), sources)
+        return with_images(tokenize_prompt(others, self.tokenizer, where), sources, self.images)
 
     def _tokenize_chat(self, messages: Sequence[Message], **template: Any) -> TokenizedPrompt:
         messages, sources = take_images(messages)
-        if sources and self.images is None:
-            raise RequestError(NO_IMAGES, param="messages")
-        return self._with_images(tokenize_chat(messages, self.tokenizer, **template), sources)
-
-    def _with_images(self, prompt: TokenizedPrompt, sources: Sequence[ImageSource]) -> TokenizedPrompt:
-        if not sources:
-            return prompt
-        if self.images is None:
-            raise RequestError(NO_IMAGES)
-        return self.images.put(prompt, sources)
+        return with_images(tokenize_chat(messages, self.tokenizer, **template), sources, self.images)
 
     def _template_source(self, chat_template: str) -> str:
         return chat_template_source(chat_template, self.tokenizer.chat_templates if self.tokenizer else {})

@@ -1,6 +1,7 @@
 """Conversations read from JSON and written back."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,21 @@ def test_a_conversation_survives_reading_and_writing():
     ]
 
 
+def test_items_of_images_are_read_and_written_as_oumi_has_them():
+    items = [
+        {"type": "image_path", "content": "file:///a/b.png"},
+        {"type": "image_url", "content": "data:image/png;base64,aGk="},
+        {"type": "image_binary", "binary": "aGk="},
+        {"type": "image_path", "content": "c.png", "binary": "aGk="},
+        {"type": "text", "content": "What?"},
+    ]
+    message = Message.from_dict({"role": "user", "content": [*items[:-1], {**items[-1], "binary": ""}]})
+    assert message.to_dict() == {"role": "user", "content": items}
+    images = [Path("/a/b.png"), "data:image/png;base64,aGk=", b"hi", b"hi"]
+    parts = [{"type": "image", "image": image} for image in images]
+    assert message.for_template()["content"] == [*parts, {"type": "text", "text": "What?"}]
+
+
 def test_templates_get_text():
     message = Message.from_dict(
         {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "content": "b"}], "id": "m"}
@@ -52,7 +68,9 @@ def test_templates_get_text():
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": [{"role": "user", "content": 7}]}, "int"),
         ({"messages": [{"role": "user", "content": "hi", "extra": 1}]}, "'extra'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "content": "x"}]}]}, "image_url"),
+        ({"messages": [{"role": "user", "content": [{"type": "sound", "content": "x"}]}]}, "type 'sound'; known: text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_path"}]}]}, "no content: image_path needs it"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_binary", "binary": "!"}]}]}, "not valid base64"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"name": "add"}]}]}, "tool_calls"),
         ({"messages": [], "temperature": 0.2}, "'temperature'.*metadata"),
         ({"messages": [], "tools": ["add"]}, "tools"),

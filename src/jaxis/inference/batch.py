@@ -136,6 +136,7 @@ class _Batch:
                     params,
                     prompt=prompt.text,
                     cache_salt=prompt.cache_salt,
+                    inputs=prompt.inputs,
                     grammar=grammar,
                 )
                 self._running[request.request_id] = (row, request)

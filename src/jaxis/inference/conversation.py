@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from jaxis.errors import RequestError
+from jaxis.tokenizer.chat_template import IMAGE_PART
 
-_ITEM_KEYS = {"type", "content", "text"}
+_TEXT_KEYS = {"type", "content", "text"}
+_IMAGE_KEYS = {"type", "content", "image_url", "binary"}
+_FILE_SCHEME = "file://"
 
 
 class Role(StrEnum):
@@ -23,7 +28,7 @@ class Role(StrEnum):
 
 
 class Type(StrEnum):
-    """The type of a content item; jaxis supports text only."""
+    """The type of a content item."""
 
     TEXT = "text"
     IMAGE_PATH = "image_path"
@@ -33,31 +38,79 @@ class Type(StrEnum):
 
 @dataclass(frozen=True)
 class ContentItem:
-    """A part of a message's content."""
+    """A part of a message's content.
+
+    Attributes:
+      type: What it is.
+      content: The text, the path of an image, or the URL of one, which must be a data: URL.
+      binary: The image's file, whatever `content` says of where it is.
+    """
 
     type: Type
-    content: str
+    content: str | None = None
+    binary: bytes | None = None
 
     @classmethod
     def from_dict(cls, value: object, where: str) -> ContentItem:
-        """Reads {"type": "text", "content": ...}, or OpenAI's {"type": "text", "text": ...}.
+        """Reads an item of Oumi's, such as {"type": "text", "content": ...}, or OpenAI's text and image_url.
 
         Raises:
-          RequestError: It is something else, or not text.
+          RequestError: It is something else.
         """
         if not isinstance(value, Mapping) or not isinstance(value.get("type"), str):
             raise RequestError(f'{where} must be {{"type": "text", "content": "..."}}')
-        if value["type"] != Type.TEXT:
-            raise RequestError(f"{where} is of type {value['type']!r}: this engine reads text only")
+        if value["type"] not in set(Type):
+            raise RequestError(f"{where} is of type {value['type']!r}; known: {', '.join(Type)}")
         # A text item of Oumi's may be written with an empty binary.
-        _refuse_unknown({key: item for key, item in value.items() if key != "binary" or item}, _ITEM_KEYS, where)
+        value = {key: item for key, item in value.items() if key != "binary" or item}
+        if value["type"] != Type.TEXT:
+            return cls._image(value, where)
+        _refuse_unknown(value, _TEXT_KEYS, where)
         texts = [value[key] for key in ("content", "text") if value.get(key) is not None]
         if len(texts) != 1 or not isinstance(texts[0], str):
             raise RequestError(f'{where} needs its text as a string, under "content" or "text"')
         return cls(Type.TEXT, texts[0])
 
+    @classmethod
+    def _image(cls, value: Mapping[str, Any], where: str) -> ContentItem:
+        _refuse_unknown(value, _IMAGE_KEYS, where)
+        kind, content, binary = Type(value["type"]), value.get("content"), value.get("binary")
+        if isinstance(binary, str):
+            try:
+                binary = base64.b64decode(binary, validate=True)
+            except ValueError:
+                raise RequestError(f"{where}.binary is not valid base64") from None
+        if content is None and kind is Type.IMAGE_URL and isinstance(value.get("image_url"), Mapping):
+            content = value["image_url"].get("url")
+        if not isinstance(content, str | None) or not isinstance(binary, bytes | None):
+            raise RequestError(f"{where} needs a string as its content, and base64 as its binary")
+        if not (binary if kind is Type.IMAGE_BINARY else content):
+            raise RequestError(
+                f"{where} has no {'binary' if kind is Type.IMAGE_BINARY else 'content'}: {kind} needs it"
+            )
+        return cls(kind, content, binary)
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is an image."""
+        return self.type is not Type.TEXT
+
     def to_dict(self) -> dict[str, Any]:
-        return {"type": str(self.type), "content": self.content}
+        """The item as JSON."""
+        fields: dict[str, Any] = {"type": str(self.type)}
+        if self.content is not None:
+            fields["content"] = self.content
+        if self.binary is not None:
+            fields["binary"] = base64.b64encode(self.binary).decode("ascii")
+        return fields
+
+    def for_template(self) -> dict[str, Any]:
+        """The item as a part of a content."""
+        if not self.is_image:
+            return {"type": "text", "text": self.content}
+        if self.type is Type.IMAGE_PATH and self.binary is None:
+            return {**IMAGE_PART, "image": Path((self.content or "").removeprefix(_FILE_SCHEME))}
+        return {**IMAGE_PART, "image": self.content if self.binary is None else self.binary}
 
 
 @dataclass(frozen=True)
@@ -128,11 +181,17 @@ class Message:
             fields["content"] = [item.to_dict() for item in self.content]
         return fields | {"role": str(self.role)}
 
+    @property
+    def has_images(self) -> bool:
+        """Whether items of its content are images."""
+        return isinstance(self.content, list) and any(item.is_image for item in self.content)
+
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates take it, with its content as one string."""
+        """The message as chat templates take it: its content is one string, or parts if some of them are images."""
         fields = {"content": None} | {key: value for key, value in self.to_dict().items() if key != "id"}
         if isinstance(self.content, list):
-            fields["content"] = "\n".join(item.content for item in self.content)
+            texts = "\n".join(item.content or "" for item in self.content)
+            fields["content"] = [item.for_template() for item in self.content] if self.has_images else texts
         return fields
 
 

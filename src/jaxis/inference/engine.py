@@ -38,6 +38,7 @@ from jaxis.parsing.tool_parsers.tools import function_tools
 from jaxis.prompts import TokenizedPrompt, tokenize_chat
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer.chat_messages import messages_for_template
+from jaxis.vision.prompt_images import take_images, with_images
 
 ID_KEY = "conversation_id"
 
@@ -215,7 +216,7 @@ class ConversationTask:
     """
 
     def __init__(self, engine: JAXInferenceEngine, generation: GenerationParams, *, key: str | None) -> None:
-        self._tokenizer = engine.llm.tokenizer
+        self._tokenizer, self._images = engine.llm.tokenizer, engine.llm.images
         self._generation = generation
         self._params = to_sampling_params(generation)
         self._template = template_arguments(engine.model_params, generation, self._tokenizer)
@@ -234,7 +235,9 @@ class ConversationTask:
             messages = messages_for_template(
                 messages, self._tokenizer, chat_template=self._template.get("chat_template"), tools=tools
             )
+        messages, sources = take_images(messages)
         prompt = tokenize_chat(messages, self._tokenizer, tools=tools, **self._template)
+        prompt = with_images(prompt, sources, self._images)
         return prompt, self._params if self._key is None else with_row_seed(self._params, self._key, row), None
 
     def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:

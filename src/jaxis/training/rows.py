@@ -140,6 +140,8 @@ def _dialogue(messages: object, tools: object, first: int = 0) -> Dialogue:
         except ValueError:
             raise RequestError("tools is a string that is not JSON") from None
     conversation = Conversation.from_dict({"messages": messages, "tools": tools or None})
+    if any(message.has_images for message in conversation.messages):
+        raise RequestError("has an image: only text is learned")
     if not any(message.role == Role.ASSISTANT for message in conversation.messages[first:]):
         raise RequestError("has no message of the assistant to learn")
     return Dialogue([message.for_template() for message in conversation.messages], conversation.tools, first)

@@ -93,6 +93,21 @@ class PromptImages:
             raise ContextLengthError(num_tokens, self._max_model_len, at_least=True)
 
 
+def with_images(
+    prompt: TokenizedPrompt, sources: Sequence[ImageSource], images: PromptImages | None
+) -> TokenizedPrompt:
+    """See `PromptImages.put`; without images, of which a model may take none, the prompt is as it was.
+
+    Raises:
+      RequestError: There are images, and the model takes none.
+    """
+    if not sources:
+        return prompt
+    if images is None:
+        raise RequestError(NO_IMAGES, param="messages")
+    return images.put(prompt, sources)
+
+
 def take_images(messages: Sequence[Message]) -> tuple[Sequence[Message], list[ImageSource]]:
     """Messages with a part {"type": "image"} for each image, as chat templates take them, and the images in order.
 

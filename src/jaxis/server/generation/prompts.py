@@ -16,7 +16,7 @@ from jaxis.tokenizer.chat_messages import (
     move_tool_images,
     reserved_variable,
 )
-from jaxis.vision.prompt_images import NO_IMAGES, PromptImages, take_images
+from jaxis.vision.prompt_images import PromptImages, take_images, with_images
 
 QUICK_LENGTH = 1000  # characters, or token ids: tokenized in a tenth of a millisecond
 _THINKING_SWITCHES = ("enable_thinking", "thinking")  # most templates' name, and DeepSeek's
@@ -68,9 +68,7 @@ class ChatPrompt:
         messages, sources = take_images(messages)
         prompt = tokenize_chat(messages, tokenizer, **self._template_arguments())
         prompt = TokenizedPrompt(prompt.text, prompt.token_ids, self.cache_salt)
-        if sources and images is None:
-            raise RequestError(NO_IMAGES, param="messages")
-        return [prompt if images is None else images.put(prompt, sources)]
+        return [with_images(prompt, sources, images)]
 
     def render(self, tokenizer: Tokenizer) -> str:
         """The prompt as a string; raises what `tokenize` does."""
