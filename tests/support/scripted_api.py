@@ -38,7 +38,7 @@ class ScriptedApi:
 
     async def _models(self):
         model = {"id": "scripted", "max_model_len": 4096, "default_parameters": {"temperature": 0.6, "top_k": 20}}
-        return {"data": [model]}
+        return {"data": [{**model, "input_modalities": ["text", "image"]}]}
 
     async def _chat(self, request: Request):
         self.bodies.append(await request.json())

@@ -1,10 +1,13 @@
 """Images in prompts of a tiny Mistral 3: what else is in the batch, caches, preemption, and what is refused."""
 
+import dataclasses
 import io
 
 import pytest
 
 from jaxis import LLM, SamplingParams
+from jaxis.cli.chat_commands import run_command
+from jaxis.cli.chat_session import ChatSession
 from jaxis.errors import RequestError
 from tests.support.leak_check import no_blocks_leaked
 from tests.support.tiny_checkpoints import write_checkpoint
@@ -109,6 +112,36 @@ def test_conversations_have_images_in_every_form(llm, tmp_path):
     assert llm.tokenizer.decode(outputs[0].prompt_token_ids, skip_special_tokens=False).startswith(
         "<s>[INST][IMG][IMG]"
     )
+
+
+def test_a_chat_sends_images_with_the_next_message(llm, tmp_path, capsys):
+    image, path, saved = random_image(30, 20, seed=51), tmp_path / "a b.png", tmp_path / "chat.json"
+    image.save(path)
+    params = dataclasses.replace(SHORT, logprobs=None)
+    session = ChatSession(llm, params)
+    run_command(session, f"/image '{path}'")  # as terminals paste it
+    session.ask("What?")
+    session.ask("And?")
+    parts = [{"type": "image", "image": image}, {"type": "text", "text": "What?"}]
+    messages = [{"role": "user", "content": parts}]
+    for question in ("And?", None):
+        [output] = llm.chat(messages, params)
+        messages.append({"role": "assistant", "content": output.outputs[0].text})
+        messages += [{"role": "user", "content": question}] if question else []
+    answers = [message["content"] for message in messages[1::2]]
+    assert capsys.readouterr().out.splitlines() == answers
+    run_command(session, f"/save {saved}")
+    run_command(session, "/undo")
+    run_command(session, "/retry")
+    assert [turn["content"] for turn in session.conversation.turns[1::2]] == answers[:1]
+    run_command(session, "/undo")
+    assert f"(taken back: [{path}] What?)" in capsys.readouterr().err
+    run_command(session, f"/load {saved}")
+    assert session.conversation.turns[0]["content"] == [{"type": "image", "image": str(path)}, parts[1]]
+    assert [turn["content"] for turn in session.conversation.turns[1::2]] == answers
+    with pytest.raises(RequestError, match="is not an image that can be read"):
+        run_command(session, f"/image {saved}")
+    assert not session.images
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxis.cli.chat_session import ChatHistory, ChatSession
+from jaxis.cli.chat_session import ChatHistory, ChatSession, content_text
 from jaxis.cli.console import note
 from jaxis.errors import RequestError
 
@@ -39,6 +40,7 @@ def _help(_session: ChatSession, _argument: str) -> None:
 
 def _clear(session: ChatSession, _argument: str) -> None:
     session.conversation.turns.clear()
+    session.images = []
     note("(conversation cleared" + (")" if session.conversation.system is None else "; the system message stays)"))
 
 
@@ -95,20 +97,30 @@ def _path(argument: str, command: str) -> Path:
     return Path(argument).expanduser()
 
 
+def _image(session: ChatSession, argument: str) -> None:
+    # Terminals quote, or escape the spaces of, the path of a file that is dropped on them.
+    try:
+        words = shlex.split(argument)
+    except ValueError:  # a quote that is not closed is the name's own
+        words = []
+    session.add_image(_path(words[0] if len(words) == 1 else argument, "/image"))
+    note(f"({session.images[-1]} comes with the next message)")
+
+
 def _undo(session: ChatSession, _argument: str) -> None:
-    text = session.conversation.take_back()
-    if text is None:
+    content = session.conversation.take_back()
+    if content is None:
         raise RequestError("there is nothing to undo")
-    note(f"(taken back: {text})")
+    note(f"(taken back: {content_text(content)})")
 
 
 def _retry(session: ChatSession, _argument: str) -> None:
     turns = list(session.conversation.turns)
-    text = session.conversation.take_back()
-    if text is None:
+    content = session.conversation.take_back()
+    if content is None:
         raise RequestError("there is no question to ask again")
     try:
-        session.ask(text)
+        session.ask(content)
     except BaseException:
         if len(session.conversation.turns) < len(turns):  # no new answer: keep the old one
             session.conversation.turns = turns
@@ -139,6 +151,7 @@ COMMANDS = {
     for command in (
         ChatCommand("/help", "list the commands and keys", _help),
         ChatCommand("/clear", "forget the conversation", _clear),
+        ChatCommand("/image FILE", "send an image with the next message", _image),
         ChatCommand("/system [TEXT]", "set the system message, or remove it", _system),
         ChatCommand("/set [NAME VALUE]", "set a sampling parameter, or show them all", _set),
         ChatCommand("/stats on|off", "show token counts and speed after each answer", _stats),

@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 from jaxis.cli.console import AnswerStats, note, write_answer
 from jaxis.cli.options import with_drawn_seed
 from jaxis.errors import RequestError
+from jaxis.prompts import TokenizedPrompt
+from jaxis.tokenizer.chat_template import IMAGE_PART
+from jaxis.vision.decode import open_image
+from jaxis.vision.prompt_images import NO_IMAGES, take_images, with_images
 
 if TYPE_CHECKING:
     from jaxis.llm import LLM
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 # A conversation: its messages, undoing a turn, and keeping it in a file.
 
 
-Message = dict[str, str]
+Message = dict[str, Any]
 _ROLES = ("system", "user", "assistant")
 
 
@@ -43,11 +47,11 @@ class ChatHistory:
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return first + self.turns
 
-    def add(self, role: str, content: str) -> None:
+    def add(self, role: str, content: str | list[dict[str, Any]]) -> None:
         self.turns.append({"role": role, "content": content})
 
-    def take_back(self) -> str | None:
-        """Removes the last user message and what followed it; returns its text, or None if there is none."""
+    def take_back(self) -> str | list[dict[str, Any]] | None:
+        """Removes the last user message and what followed it; returns its content, or None if there is none."""
         for i in reversed(range(len(self.turns))):
             if self.turns[i]["role"] == "user":
                 content = self.turns[i]["content"]
@@ -99,8 +103,24 @@ def _is_message(message: object) -> bool:
         isinstance(message, dict)
         and set(message) == {"role", "content"}
         and message["role"] in _ROLES
-        and isinstance(message["content"], str)
+        and (isinstance(message["content"], str) or (message["role"] == "user" and _has_parts(message["content"])))
     )
+
+
+def _has_parts(content: object) -> bool:
+    return isinstance(content, list) and all(
+        isinstance(part, dict)
+        and set(part) in ({"type", "text"}, {"type", "image"})
+        and all(isinstance(value, str) for value in part.values())
+        for part in content
+    )
+
+
+def content_text(content: str | list[dict[str, Any]]) -> str:
+    """A content of a message as the user sees it: images by their paths."""
+    if isinstance(content, str):
+        return content
+    return " ".join(part["text"] if part["type"] == "text" else f"[{part['image']}]" for part in content)
 
 
 class ChatSession:
@@ -110,6 +130,7 @@ class ChatSession:
       conversation: The messages so far.
       params: How answers are sampled.
       show_stats: Whether token counts and speed follow each answer, on stderr.
+      images: Paths of images that the next question begins with.
 
     Args:
       llm: A model with a chat template.
@@ -130,19 +151,39 @@ class ChatSession:
         self.conversation = ChatHistory(system)
         self.params = params
         self.show_stats = show_stats
+        self.images: list[Path] = []
         self._llm = llm
         self._template_kwargs = dict(template_kwargs or {})
 
-    def ask(self, text: str) -> None:
+    def add_image(self, path: Path) -> None:
+        """Has the next question begin with an image.
+
+        Raises:
+          RequestError: The model takes no images, or the file is none.
+        """
+        if self._llm.images is None:
+            raise RequestError(NO_IMAGES)
+        open_image(path, str(path))
+        self.images.append(path)
+
+    def ask(self, question: str | list[dict[str, Any]]) -> None:
         """Asks, and prints the answer on stdout as it is generated.
 
         What was answered before a Ctrl-C stays in the conversation; a question without any answer does not.
 
+        Args:
+          question: A string, or the content of a message that was taken back.
+
         Raises:
-          RequestError: If the conversation does not fit the context or the chat template refuses it.
+          RequestError: If the conversation does not fit the context, the chat template refuses it, or an image cannot
+            be read.
           KeyboardInterrupt: On Ctrl-C, once the request is aborted and the conversation is in order.
         """
-        self.conversation.add("user", text)
+        if isinstance(question, str) and self.images:
+            parts_of_images = [{**IMAGE_PART, "image": str(path.absolute())} for path in self.images]
+            question = [*parts_of_images, {"type": "text", "text": question}]
+        self.images = []
+        self.conversation.add("user", question)
         parts: list[str] = []
         try:
             self._answer(parts)
@@ -157,8 +198,10 @@ class ChatSession:
 
     def _answer(self, parts: list[str]) -> None:
         assert self._llm.tokenizer is not None, "a model with a chat template"
-        token_ids = self._llm.tokenizer.encode_chat(self.conversation.messages, **self._template_kwargs)
-        context = self._llm.max_model_len
+        messages, images = take_images(self.conversation.messages)
+        token_ids = self._llm.tokenizer.encode_chat(messages, **self._template_kwargs)
+        prompt = with_images(TokenizedPrompt(None, token_ids), images, self._llm.images)
+        token_ids, context = prompt.token_ids, self._llm.max_model_len
         if len(token_ids) >= context:
             raise RequestError(
                 f"the conversation has {len(token_ids)} tokens and does not fit the context of {context}: "
@@ -167,7 +210,7 @@ class ChatSession:
         params = with_drawn_seed(self.params)
         stats, finish_reason = AnswerStats(params.seed), None
         stats.num_prompt_tokens = len(token_ids)
-        with closing(self._llm.stream(token_ids, params)) as stream:
+        with closing(self._llm.stream(prompt, params)) as stream:
             for delta in stream:
                 parts.append(delta.text)
                 stats.add(len(delta.token_ids))

@@ -27,6 +27,8 @@ HOSTILE = """Hello <img src=x onerror="window.pwned = 1"> <script>window.pwned =
 |---|
 | <svg onload="window.pwned=9"> |
 """
+PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42m"
+PIXEL += "Nk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 CODE = 'def f(x):\n    return "a" + x  # <b>\n'
 
 
@@ -298,6 +300,35 @@ def test_the_view_follows_only_at_the_end_and_nothing_jumps(page, api):
     api.open_gate()
     page.wait_for(f"document.querySelectorAll('.content p').length === 180 && {at_end} && {IDLE}")
     assert page.evaluate("window.shift ?? 0") < 0.05
+
+
+def test_dropped_and_pasted_images_are_shown_and_sent(page, api):
+    page.evaluate(
+        f"""(() => {{
+          const bytes = Uint8Array.from(atob({json.dumps(PIXEL.partition(",")[2])}), (letter) => letter.charCodeAt(0));
+          const given = new DataTransfer();
+          given.items.add(new File([bytes], "a.png", {{type: "image/png"}}));
+          const options = {{dataTransfer: given, clipboardData: given, bubbles: true, cancelable: true}};
+          document.getElementById("log").dispatchEvent(new DragEvent("drop", options));
+          document.getElementById("prompt").dispatchEvent(new ClipboardEvent("paste", options));
+        }})()"""
+    )
+    page.wait_for("document.querySelectorAll('#attachments img').length === 2")
+    page.click("#attachments [aria-label='Remove image 2']")
+    page.wait_for("document.querySelector('#attachments img').naturalWidth === 1")
+    api.script.append(answer("A pixel."))
+    ask(page, "What?")
+    page.wait_for(IDLE)
+    image = {"type": "image_url", "image_url": {"url": PIXEL}}
+    assert api.bodies[-1]["messages"] == [{"role": "user", "content": [image, {"type": "text", "text": "What?"}]}]
+    assert page.evaluate("document.querySelectorAll('#attachments img').length") == 0
+    assert page.evaluate("document.querySelector('.user img').src") == PIXEL
+    api.script.append(answer("Still a pixel."))
+    click_action(page, "Edit", 0)
+    page.type(".edit-area", "And now?")
+    page.click(".edit-buttons .primary")
+    page.wait_for(f"{IDLE} && {NUM_MESSAGES} === 2")
+    assert api.bodies[-1]["messages"][0]["content"] == [image, {"type": "text", "text": "And now?"}]
 
 
 @pytest.mark.parametrize("width", [1280, 390])

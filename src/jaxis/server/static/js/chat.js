@@ -48,11 +48,11 @@ export class Chat extends EventTarget {
     this.#changed();
   }
 
-  /** Sends a message of the user's. */
-  send(text) {
+  /** Sends a message of the user's; images are data: URLs. */
+  send(text, images = []) {
     if (this.run) return;
     if (this.conversation === null) this.conversation = newConversation(this.settings.systemPrompt);
-    this.#append({ id: newId(), role: "user", content: text });
+    this.#append(userMessage(text, images));
     this.#answer();
   }
 
@@ -105,7 +105,8 @@ export class Chat extends EventTarget {
       this.views.get(message.id)?.element.remove();
       this.views.delete(message.id);
     }
-    const isNothing = ({ content, reasoning_content, tool_calls }) => !content && !reasoning_content && !tool_calls;
+    const isNothing = ({ content, images, reasoning_content, tool_calls }) =>
+      !content && !images && !reasoning_content && !tool_calls;
     if (removed.every(isNothing)) return; // a request that failed, say
     const undo = () => {
       this.runs.get(conversation.id)?.controller.abort();
@@ -137,7 +138,7 @@ export class Chat extends EventTarget {
     const index = conversation.messages.indexOf(message);
     if (message.role === "user") {
       this.#truncate(index);
-      this.#append({ id: newId(), role: "user", content: text });
+      this.#append(userMessage(text, message.images));
       this.#answer();
       return true;
     }
@@ -297,4 +298,8 @@ async function copyCode(event) {
 
 function announce(text) {
   byId("announcer").textContent = text;
+}
+
+function userMessage(content, images) {
+  return { id: newId(), role: "user", content, ...(images?.length ? { images } : {}) };
 }

@@ -14,6 +14,7 @@ const ICONS = {
   down: "M12 5v14M6 13l6 6 6-6",
   edit: "M4 20l1-4L16 5l3 3L8 19zM14 7l3 3",
   export: "M12 15V4M8 8l4-4 4 4M5 14v6h14v-6",
+  image: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15.5 8v2",
   light:
     "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 2v2M12 20v2M2 12h2M20 12h2M5 5l1.4 1.4M17.6 17.6L19 19M5 19l1.4-1.4M17.6 6.4L19 5",
   menu: "M4 7h16M4 12h16M4 17h16",

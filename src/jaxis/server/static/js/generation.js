@@ -1,6 +1,7 @@
 // One answer, from its request to its end.
 
 import { ApiError } from "./api.js";
+import { apiContent } from "./store.js";
 
 const MAX_RETRIES = 20; // of a request that finds the queue full
 
@@ -8,7 +9,8 @@ const MAX_RETRIES = 20; // of a request that finds the queue full
 export function requestMessages(conversation, end) {
   const messages = conversation.systemPrompt ? [{ role: "system", content: conversation.systemPrompt }] : [];
   for (const message of conversation.messages.slice(0, end)) {
-    const { role, content } = message;
+    const { role } = message;
+    const content = apiContent(message);
     if (role === "tool") messages.push({ role, content, tool_call_id: message.tool_call_id });
     else if (message.tool_calls?.length) messages.push({ role, content, tool_calls: message.tool_calls });
     else messages.push({ role, content });

@@ -1,6 +1,7 @@
 // Puts the page together.
 
 import { Api, ApiError } from "./api.js";
+import { Attachments } from "./attachments.js";
 import { Chat } from "./chat.js";
 import { byId, icon, toast } from "./dom.js";
 import { Settings } from "./settings.js";
@@ -18,6 +19,7 @@ const api = new Api(() => settings.apiKey);
 const store = new Store();
 const chat = new Chat(api, store, settings, () => byId("model").value);
 const sidebar = new Sidebar(store, chat);
+const attachments = new Attachments();
 const prompt = byId("prompt");
 let models = [];
 let nextTry = null; // to reach a server that does not answer
@@ -55,6 +57,7 @@ async function loadModels() {
 function showModel() {
   const model = models.find(({ id }) => id === byId("model").value);
   settings.showDefaults(model?.default_parameters);
+  attachments.areTaken = Boolean(model?.input_modalities?.includes("image"));
   byId("model").title = model?.max_model_len ? `${model.id}, up to ${model.max_model_len.toLocaleString()} tokens` : "";
 }
 
@@ -89,8 +92,8 @@ function fitPrompt() {
 function submit() {
   if (chat.run) {
     chat.stop();
-  } else if (prompt.value.trim()) {
-    chat.send(prompt.value.trim());
+  } else if (prompt.value.trim() || attachments.urls.length) {
+    chat.send(prompt.value.trim(), attachments.take());
     prompt.value = "";
     fitPrompt();
   }

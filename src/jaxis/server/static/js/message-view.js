@@ -1,5 +1,6 @@
 // One message on the page.
 
+import { thumbnails } from "./attachments.js";
 import { copyText, h, iconButton, toast } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 
@@ -25,7 +26,13 @@ export class MessageView {
       this.footer,
     );
     if (message.role === "assistant") this.#buildAnswer();
-    else this.body.append(h("div", { class: "plain" }, message.content));
+    else this.#buildPlain();
+  }
+
+  #buildPlain() {
+    const { content, images } = this.message;
+    if (images?.length) this.body.append(h("ul", { class: "images" }, ...thumbnails(images)));
+    if (content || !images?.length) this.body.append(h("div", { class: "plain" }, content));
   }
 
   #buildAnswer() {

@@ -2,12 +2,14 @@
 //
 // A conversation is {id, title, isNamed, createdAt, updatedAt (milliseconds), systemPrompt, messages}. A message is an API
 // message with an id, and for the assistant's {model, finish_reason, stats, reasoning_content, reasoning_seconds, error}.
+// The content is a string; a user's message may have images before it, a list of data: URLs.
 
 import { newId } from "./dom.js";
 
 const DATABASE = "jaxis-chat";
 const TABLE = "conversations";
 const FORMAT = "jaxis-conversations";
+const IMAGE_URL = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+=*$/;
 const ROLES = new Set(["user", "assistant", "tool"]);
 
 export class Store extends EventTarget {
@@ -104,13 +106,20 @@ export function newConversation(systemPrompt) {
   };
 }
 
+/** A message's content as the API takes it: parts if there are images. */
+export function apiContent({ content, images }) {
+  if (!images?.length) return content;
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return content ? [...parts, { type: "text", text: content }] : parts;
+}
+
 /** What goes into a file: the system prompt is the first message, so that the messages are the API's. */
 export function exportedConversations(conversations) {
   const exported = conversations.map(({ id, systemPrompt, messages, ...rest }) => ({
     ...rest,
     messages: [
       ...(systemPrompt ? [{ role: "system", content: systemPrompt }] : []),
-      ...messages.map(({ id, ...message }) => message),
+      ...messages.map(({ id, images, ...message }) => ({ ...message, content: apiContent({ ...message, images }) })),
     ],
   }));
   return { format: FORMAT, version: 1, conversations: exported };
@@ -146,7 +155,17 @@ function importedConversation(row, index) {
 function importedMessage(message, where) {
   if (!ROLES.has(message?.role))
     throw new Error(`${where} has a message with the role ${JSON.stringify(message?.role)}.`);
-  const imported = { id: newId(), role: message.role, content: checkedText(message.content ?? "", where) };
+  const { content = "" } = message;
+  const parts = message.role === "user" && Array.isArray(content) ? content : [];
+  const urls = parts.filter(({ type }) => type === "image_url").map((part) => part.image_url?.url);
+  if (!urls.every((url) => IMAGE_URL.test(url))) throw new Error(`${where} has an image that is no data: URL.`);
+  const texts = parts.filter(({ type }) => type === "text").map(({ text }) => checkedText(text, where));
+  const imported = {
+    id: newId(),
+    role: message.role,
+    content: parts.length ? texts.join("\n") : checkedText(content ?? "", where),
+    ...(urls.length ? { images: urls } : {}),
+  };
   for (const name of ["reasoning_content", "model", "finish_reason", "tool_call_id"]) {
     if (typeof message[name] === "string") imported[name] = message[name];
   }
