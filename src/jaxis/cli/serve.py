@@ -33,6 +33,7 @@ from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.host.extras import check_extra
 from jaxis.pooling.kind import Runner, pools
+from jaxis.vision.access import ImageAccess
 
 if TYPE_CHECKING:
     from jaxis.engine.frontend.async_engine import AsyncEngine
@@ -408,6 +409,7 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
         tool_strictness=server.tool_strictness,
         reasoning_budget=server.reasoning_budget,
         weights_root=server.weights_root,
+        image_access=ImageAccess(server.allowed_local_media_path, tuple(server.allowed_media_domains or ())),
         effort_budgets=server.effort_budgets(),
         restore_thinking=server.restore_thinking,
         response_ttl_seconds=limits.response_ttl * 3600,

@@ -143,6 +143,7 @@ class ServeCommand(TyperCommand):
 
 SERVER_PANEL = "Server"
 LIMITS_PANEL = "Limits"
+IMAGES_PANEL = "Images"
 MODELS_PANEL = "Several models"
 HOSTS_PANEL = "Several hosts"
 _DEFAULTS = ServerConfig()
@@ -154,6 +155,10 @@ def _server(help: str, **settings: Any) -> OptionInfo:
 
 def _limit(help: str, **settings: Any) -> OptionInfo:
     return typer.Option(help=help, rich_help_panel=LIMITS_PANEL, **settings)
+
+
+def _image(help: str, **settings: Any) -> OptionInfo:
+    return typer.Option(help=help, rich_help_panel=IMAGES_PANEL, **settings)
 
 
 def _host(help: str, **settings: Any) -> OptionInfo:
@@ -248,6 +253,23 @@ class ServerOptions:
     allowed_origins: Annotated[
         list[str] | None,
         _server("Origin whose scripts may call (CORS); can be given several times.", metavar="ORIGIN"),
+    ] = None
+    allowed_local_media_path: Annotated[
+        Path | None,
+        _image(
+            "Folder below which requests may name images as file:// URLs; by default they name no files.",
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None
+    allowed_media_domains: Annotated[
+        list[str] | None,
+        _image(
+            "Host from which images are fetched that requests name as https:// URLs; by default nothing is fetched. "
+            "Can be given several times.",
+            metavar="HOST",
+        ),
     ] = None
     strict_fields: Annotated[bool, _server("Refuse unknown fields of requests, in place of ignoring them.")] = (
         _DEFAULTS.strict_fields

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from jaxis.vision.access import ImageAccess
+
 EMBEDDED_MODEL_NAME = "jaxis-tiny"
 
 
@@ -58,6 +60,7 @@ class ServerConfig:
       allowed_origins: Origins from which browser scripts may call; "*" is all.
       lora_updates: Load and unload adapters by requests.
       weights_root: The folder below which requests may name other weights; None: they may not.
+      image_access: From where images are read that requests name.
       otlp_traces_endpoint: Address of an OpenTelemetry collector that gets a trace of every request; None is none.
     """
 
@@ -95,6 +98,7 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ()
     lora_updates: bool = False
     weights_root: Path | None = None
+    image_access: ImageAccess = field(default_factory=ImageAccess)
     otlp_traces_endpoint: str | None = None
 
     @property

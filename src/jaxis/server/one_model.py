@@ -70,6 +70,7 @@ def model_context(
         images=PromptImages.of_model(
             Path(engine.info.model_folder), engine.tokenizer, engine.info.max_inputs, engine.info.max_model_len
         ),
+        image_access=config.image_access,
     )
     info = ServedModelInfo.of(engine.info, engine.tokenizer, parsers)
     if metrics is None:

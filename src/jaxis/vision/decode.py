@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ImageSource = Any
-"""A PIL image, the bytes of an image file, a path of one, or a data URL."""
+"""A PIL image, the bytes of an image file, a path of one, a data URL, or a function that returns the bytes."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_FILE_BYTES = 32 * 2**20
@@ -85,6 +85,8 @@ def decode_image(image: Image, where: str) -> Image:
 
 
 def _file_bytes(source: object, where: str) -> bytes:
+    if callable(source):
+        source = source()
     if isinstance(source, str) and source.startswith("data:"):
         return _data_url(source, where)
     if isinstance(source, str) and source.lower().startswith(_URL_SCHEMES):

@@ -15,7 +15,7 @@ def image_part(url: str | None, model: ServedModel, place: str) -> dict[str, Any
     """An image as a part of a content of a `ChatPrompt`; it is read when the prompt is made.
 
     Args:
-      url: The image as a data: URL.
+      url: The image as a data: URL, or one that the server allows.
       model: The model that shall see it.
       place: Where the request has it, such as "messages[0].content[1].image_url.url".
 
@@ -24,10 +24,8 @@ def image_part(url: str | None, model: ServedModel, place: str) -> dict[str, Any
     """
     if model.images is None:
         raise RequestError(NO_IMAGES, param=place)
-    # Never a path or an address: a request reaches no files, and nothing is fetched for it.
-    if url is None or not url.startswith("data:"):
-        raise RequestError("must be a data: URL with the image itself: nothing is fetched from addresses", param=place)
-    return {**IMAGE_PART, "image": url}
+    # Unless the operator allows it, never a path or an address: a request reaches no files, and nothing is fetched.
+    return {**IMAGE_PART, "image": model.image_access.source(url or "", place)}
 
 
 def base64_part(data: str, model: ServedModel, place: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.http.errors import ModelNotFoundError
 from jaxis.tokenizer import Tokenizer
+from jaxis.vision.access import ImageAccess
 from jaxis.vision.prompt_images import PromptImages
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class ServedModel:
       aliases: Patterns of more such names, as `fnmatch` has them.
       tokenizer: None reads and writes token ids only.
       images: Puts images into prompts; None: they can have none.
+      image_access: From where images are read that requests name.
       default_sampling_params: For what a request leaves out.
       grammar_compiler: The engine's, for structured outputs; None if the model generates nothing.
       parsers: How the model writes tool calls and reasoning.
@@ -102,6 +104,7 @@ class ServedModel:
     variants: Mapping[str, ModelVariant] = field(default_factory=dict)
     variant: bytes = b""
     images: PromptImages | None = None
+    image_access: ImageAccess = field(default_factory=ImageAccess)
 
     @property
     def name(self) -> str:
