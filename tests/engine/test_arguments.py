@@ -2,39 +2,28 @@
 
 import itertools
 import os
-import re
 from typing import get_type_hints
 
 import pytest
 
-from jaxis.engine.argument_fields import argument_infos, argument_types
+from jaxis.engine.argument_fields import argument_types
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.combinations import REFUSALS, EngineFeature, combinations_table
 from jaxis.engine.engine_kwargs import EngineKwargs
 from jaxis.engine.execution.cache_memory import set_gpu_memory_utilization
 from jaxis.errors import ConfigError
 from tests.support.places import REPOSITORY
-
-PAGE = REPOSITORY / "docs" / "loading.md"
+from tools import engine_arguments
 
 
 def test_keyword_arguments_have_the_same_names_and_types():
     assert get_type_hints(EngineKwargs) == {name: hint for name, hint in argument_types().items() if name != "model"}
 
 
-def test_every_argument_is_described():
-    described = re.findall(r"^      (\w+): ", EngineArgs.__doc__, re.MULTILINE)
-    assert [name for name in described if name != "ConfigError"] == list(argument_infos())
-
-
-def test_the_page_names_every_argument_and_its_default():
-    page = PAGE.read_text("utf-8")
-    rows = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", page, re.MULTILINE))
-    defaults = {name: EngineArgs.__dataclass_fields__[name].default for name in argument_infos()}
-    assert set(defaults) <= set(rows)
-    for name, default in defaults.items():
-        if name in rows and default is not None and name not in ("revision", "token", "cache_dir"):
-            assert rows[name].strip(' `"') == str(default), name
+def test_lists_of_arguments_are_what_the_declaration_says():
+    """`EngineArgs`' docstring, `EngineKwargs`, the configuration's fields and the table of docs/loading.md."""
+    for path, text in engine_arguments.rendered().items():
+        assert path.read_text("utf-8") == text, f"{path} is out of date: run python -m tools.engine_arguments"
 
 
 def test_quantization_is_checked_before_anything_is_loaded(tmp_path):

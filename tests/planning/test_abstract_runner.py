@@ -61,7 +61,7 @@ def config(request):
         ModelConfig(name, HFConfig(values, source=name), jnp.float32, max_model_len=64),
         CacheConfig(kv_cache_memory_bytes=1 << 20),
         SchedulerConfig(4, 16),
-        load_config=LoadConfig("dummy"),
+        load_config=LoadConfig(load_format="dummy"),
         quant_config=parse_quantization(quantization),
     )
 

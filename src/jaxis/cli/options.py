@@ -74,11 +74,6 @@ Replicas = Annotated[
 ]
 
 
-_JSON_OBJECTS = (
-    *("hf_overrides", "speculative_config", "kv_events_config", "kv_transfer_config", "limit_mm_per_prompt"),
-)
-
-
 def _engine_option(name: str) -> tuple[str, Any, Any] | None:
     """An argument of `EngineArgs` as the field of a group of options; None if it has no option."""
     argument, info, hint = EngineArgs.__dataclass_fields__[name], argument_infos()[name], argument_types()[name]
@@ -119,9 +114,9 @@ class EngineOptions:
         given = dataclasses.asdict(self)
         names = {info.option or name: name for name, info in argument_infos().items()}
         arguments = {names[option]: value for option, value in given.items() if value is not None}
-        for name in _JSON_OBJECTS:
-            if name in arguments:
-                arguments[name] = parse_json_object(arguments[name], f"--{name.replace('_', '-')}")
+        for name, value in arguments.items():
+            if argument_infos()[name].metavar == "JSON":
+                arguments[name] = parse_json_object(value, f"--{name.replace('_', '-')}")
         if "additional_config" in arguments:
             arguments["additional_config"] = parse_additional_config(arguments["additional_config"])
         return arguments

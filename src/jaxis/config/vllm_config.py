@@ -26,9 +26,10 @@ class ModelConfig:
       hf_config: The checkpoint's config.json.
       dtype: Data type of weights and activations.
       max_model_len: Most tokens of a request, prompt and output together.
-      seed: Seed of random weights (`load_format="dummy"`) and of requests that bring none.
-      logprobs_mode: What a log-probability is, to requests that do not say: one of `sampling_params.LOGPROBS_MODES`.
-      enable_return_routed_experts: Whether requests that do not say return the experts of their tokens.
+      seed: Seed of requests that bring none, and of random weights.
+      logprobs_mode: What a log-probability is, unless a request says: see `SamplingParams` and docs/rollouts.md.
+      enable_return_routed_experts: Return the experts of each token, unless a request says: see `SamplingParams` and
+        docs/rollouts.md.
     """
 
     model: str
@@ -45,16 +46,16 @@ class CacheConfig:
     """The paged KV cache.
 
     Attributes:
-      block_size: Tokens a block.
       cache_dtype: Data type of keys and values; None is the model's.
-      enable_prefix_caching: Share the blocks of equal prompt prefixes.
       kv_cache_memory_bytes: Memory for all blocks; None sizes it from what is free.
+      enable_prefix_caching: Compute equal prompt prefixes only once.
+      block_size: Tokens of a KV cache block; on TPU 16, 32, 64, 128 or a multiple of 128.
     """
 
-    block_size: int = 16
     cache_dtype: Any = None
-    enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    block_size: int = 16
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,13 @@ class ParallelConfig:
     """How the model is spread over devices.
 
     Attributes:
-      tensor_parallel_size: Devices that share each layer's heads and features.
-      data_parallel_size: Data ranks, which have sequences of their own and share experts.
-      enable_expert_parallel: Whether experts lie whole on devices, instead of each one's features being shared too.
-      decode_context_parallel_size: Devices that share the tokens of a cache of latents; with one, each has all of them.
+      tensor_parallel_size: Devices to spread the model over, those of all hosts together.
+      data_parallel_size: For mixtures of experts: ranks of `tensor_parallel_size` devices, each with requests and a KV
+        cache of its own, which share the experts. See docs/data-ranks.md.
+      enable_expert_parallel: Place the experts of each layer on these devices whole, as many on each, instead of a part
+        of every expert. Their number must be a multiple of the number of devices. See docs/loading.md.
+      decode_context_parallel_size: Of these devices, how many share the tokens of a cache of latents (DeepSeek and its
+        kin): 1, so that each has the whole cache, or all. See docs/loading.md.
     """
 
     tensor_parallel_size: int = 1
@@ -120,14 +124,14 @@ class LoadConfig:
     """Where the weights come from.
 
     Attributes:
-      load_format: "auto" reads safetensors; "dummy" makes random weights.
       prediction_layer: Whether the layer that predicts the token after the next one is loaded, too, to draft tokens.
       tensor_changes: What becomes of the checkpoint's tensors before a model gets them; None: nothing.
+      load_format: "auto" reads the checkpoint's weights; "dummy" makes random ones.
     """
 
-    load_format: str = "auto"
     prediction_layer: bool = False
     tensor_changes: TensorChanges | None = None
+    load_format: Literal["auto", "dummy"] = "auto"
 
 
 @dataclass(frozen=True)

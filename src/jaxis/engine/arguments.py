@@ -38,43 +38,46 @@ class EngineArgs(EngineArgFields):
       model: Folder of a checkpoint in Hugging Face format, a GGUF file, or a Hub id (`org/name:Q4_K_M` is a GGUF file
         there); None is the embedded demonstration model.
       dtype: Type of weights and activations; "auto" is the checkpoint's on GPU and TPU and float32 on CPU, where
-        low-precision types are slower.
-      max_model_len: Most tokens of a request, prompt and output together; None is the checkpoint's. Shortened, with a
+        low-precision types are slower. See docs/loading.md.
+      max_model_len: Most tokens of a request, prompt and output together; None is the checkpoint's. If RoPE frequencies
+        change with the length (dynamic, longrope), that is the longest length at which they do not. For a model without
+        attention (Mamba), whose config.json names no length, it is 2048, and any other can be given. Shortened, with a
         note, to what the KV cache can hold.
       max_num_seqs: Most sequences that run at once, on each data rank; None is 64.
       max_num_batched_tokens: Most tokens of a step, on each data rank; longer prompts are processed in chunks. None is
         512 on CPU and 2048 elsewhere.
       kv_cache_memory: Bytes for the KV cache, or a size such as "2GiB"; None sizes it from the free memory.
-      gpu_memory_utilization: Share of each GPU's memory that is taken; None is 0.9, unless XLA_CLIENT_MEM_FRACTION in
-        the environment says otherwise. No effect on CPU and TPU, or once JAX has looked for devices.
-      enable_prefix_caching: Compute equal prompt prefixes once.
-      block_size: Tokens of a KV cache block.
+      gpu_memory_utilization: Share of each GPU's memory that is taken; None is 0.9, unless `XLA_CLIENT_MEM_FRACTION` in
+        the environment says otherwise. No effect on CPU and TPU, or once JAX has looked for devices in the process.
+      enable_prefix_caching: Compute equal prompt prefixes only once.
+      block_size: Tokens of a KV cache block; on TPU 16, 32, 64, 128 or a multiple of 128.
       kv_cache_dtype: Type of cached keys and values; "int8" has a float32 scale for each token and head. "auto" is
         `dtype`; but on CPU, if that is "auto" too, it is bfloat16 for a checkpoint in bfloat16, and if it is "float16",
-        it is float32, because the native kernels have no float16 cache.
+        it is float32, because the native kernels have no float16 cache. See docs/loading.md.
       kv_offloading_size: GiB of the host's memory for blocks that the KV cache has no room for; None is none. See
         docs/kv-offloading.md.
-      kv_offloading_backend: Whose they are: only "native".
+      kv_offloading_backend: Whose they are: only "native"; accepted for vLLM's sake.
       kv_offloading_dir: A folder where those blocks are kept too, over restarts; None is none.
-      kv_offloading_disk_size: Bytes of all files there, or a size such as "100GiB".
+      kv_offloading_disk_size: Most bytes of all files there, or a size such as "100GiB".
       tensor_parallel_size: Devices to spread the model over, those of all hosts together.
       pipeline_parallel_size: Stages that the layers are divided among, each on `tensor_parallel_size` devices of its
         own. See docs/pipeline-stages.md.
       data_parallel_size: For mixtures of experts: ranks of `tensor_parallel_size` devices, each with requests and a KV
-        cache of its own, which share the experts.
+        cache of its own, which share the experts. See docs/data-ranks.md.
       enable_expert_parallel: Place the experts of each layer on these devices whole, as many on each, instead of a part
-        of every expert. Their number must be a multiple of the number of devices.
+        of every expert. Their number must be a multiple of the number of devices. See docs/loading.md.
       decode_context_parallel_size: Of these devices, how many share the tokens of a cache of latents (DeepSeek and its
-        kin): 1, so that each has the whole cache, or all.
+        kin): 1, so that each has the whole cache, or all. See docs/loading.md.
       nnodes: Hosts that run the model together; each of the others runs `jaxis serve --nnodes N --node-rank R`. See
         docs/hosts.md.
       master_addr: The address of this host by which the others reach it, if there are any.
       master_port: A free port there.
       distributed_timeout_seconds: How long hosts wait for each other at the start.
       load_format: "auto" reads the checkpoint's weights; "dummy" makes random ones.
-      seed: Seed for requests without one, and for random weights.
-      logprobs_mode: What a log-probability is, unless a request says: see `SamplingParams`.
-      enable_return_routed_experts: Return the experts of each token, unless a request says: see `SamplingParams`.
+      seed: Seed of requests that bring none, and of random weights.
+      logprobs_mode: What a log-probability is, unless a request says: see `SamplingParams` and docs/rollouts.md.
+      enable_return_routed_experts: Return the experts of each token, unless a request says: see `SamplingParams` and
+        docs/rollouts.md.
       revision: Branch, tag or commit of a Hub id; None is the main branch.
       token: Access token of the hub.
       cache_dir: Where downloads from the hub are kept.
@@ -84,7 +87,7 @@ class EngineArgs(EngineArgFields):
         "dequantize": its weights in `dtype`. See docs/quantization.md.
       adapter: Folder of an adapter (LoRA) in PEFT's format; needs `merge`. See docs/adapters.md.
       merge: Merge it into the weights as they are loaded: float32 sums, rounded to the checkpoint's type.
-      enable_lora: Let each request have an adapter of its own (`LoRARequest`).
+      enable_lora: Let each request have an adapter of its own (`LoRARequest`). See docs/adapters.md.
       max_loras: Most adapters in a step; requests with others wait. Each takes memory, whether or not it is used.
       max_lora_rank: Largest rank of such an adapter.
       max_cpu_loras: Most adapters that are kept in memory, in use or not; None is all.
@@ -93,21 +96,23 @@ class EngineArgs(EngineArgFields):
         named.
       lora_modules: Name -> folder of adapters that are loaded at the start, for a server.
       lora_root: A folder outside of which no adapter is read.
-      speculative_config: Guess next tokens and compute several at a time, which changes no answer: {"method": "ngram"}
-        copies what the text had before, {"method": "suffix"} also what finished outputs had; "mtp", "eagle3"
-        and "draft_model" draft with layers. None: "ngram" on one CPU device with native kernels, if the model
-        has no recurrent layers; else nothing. {"num_speculative_tokens": 0}: nothing. See docs/speculative-decoding.md.
+      speculative_config: Guess next tokens and compute several at a time, which changes no answer: `{"method":
+        "ngram"}` copies what the text had before, `{"method": "suffix"}` also what finished outputs had; "mtp",
+        "eagle3" and "draft_model" draft with layers. None: "ngram" on one CPU device with native kernels, if the model
+        has no recurrent layers; else nothing. `{"num_speculative_tokens": 0}`: nothing. See
+        docs/speculative-decoding.md.
       chat_template: What renders conversations in place of the checkpoint's template: the name of one that jaxis brings
-        (chatml, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja source.
-      limit_mm_per_prompt: Most images of a prompt: {"image": 32}, which None is. With 0, no vision tower is loaded. See
-        docs/images.md.
+        (chatml, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja source. See
+        docs/loading.md.
+      limit_mm_per_prompt: Most images of a prompt: `{"image": 32}`, which None is. With 0, no vision tower is loaded.
+        See docs/images.md.
       fit_memory: Choose the width of the weights and the length of the context by what fits into the free memory,
-        unless they are given, and say so. `jaxis serve` does.
-      kv_events_config: Publishes what the prefix cache holds, for gateways that route by it: a dict of vLLM's keys; see
-        docs/monitoring.md.
-      kv_transfer_config: Hands the blocks of prompts to other engines, or takes them from there: a dict of vLLM's keys;
-        see docs/prefill-decode.md.
-      additional_config: Rules in the format of vLLM's TPU backend: {"quantization": {"qwix": {"rules": [...]}}}.
+        unless they are given, and say so. `jaxis serve` does. See docs/loading.md.
+      kv_events_config: Publishes what the prefix cache holds, for gateways that route by it: a dict of vLLM's keys. See
+        docs/monitoring.md and docs/replicas.md.
+      kv_transfer_config: Hands the blocks of prompts to other engines, or takes them from there: a dict of vLLM's keys.
+        See docs/prefill-decode.md.
+      additional_config: Rules in the format of vLLM's TPU backend: `{"quantization": {"qwix": {"rules": [...]}}}`.
 
     Raises:
       ConfigError: On construction, if a value cannot be honoured whatever the model.

@@ -22,7 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class EngineKwargs(TypedDict, total=False):
-    """The type of `**arguments`: `EngineArgFields` without `model`. A test keeps the two in sync."""
+    """The type of `**arguments`: `EngineArgFields` without `model`. Written by `python -m tools.engine_arguments`."""
 
     dtype: DType
     max_model_len: int | None
@@ -63,10 +63,10 @@ class EngineKwargs(TypedDict, total=False):
     max_cpu_loras: int | None
     lora_target_modules: Sequence[str] | None
     lora_modules: Mapping[str, str] | None
-    limit_mm_per_prompt: Mapping[str, int] | None
     lora_root: str | os.PathLike[str] | None
     speculative_config: Mapping[str, Any] | None
     chat_template: str | os.PathLike[str] | None
+    limit_mm_per_prompt: Mapping[str, int] | None
     fit_memory: bool
     kv_events_config: Mapping[str, Any] | None
     kv_transfer_config: Mapping[str, Any] | None

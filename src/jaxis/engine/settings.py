@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -14,6 +15,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.config.vllm_config import TensorChanges
+from jaxis.engine.argument_fields import argument_infos
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from jaxis.kernels import native
@@ -61,29 +63,32 @@ def make_vllm_config(
             hf_config=hf_config,
             dtype=_dtype(args.dtype, hf_config, platform),
             max_model_len=_max_model_len(args.max_model_len, hf_config),
-            seed=args.seed,
-            logprobs_mode=args.logprobs_mode,
-            enable_return_routed_experts=args.enable_return_routed_experts,
+            **_fields_of(ModelConfig, args),
         ),
         cache_config=CacheConfig(
-            block_size=args.block_size,
             cache_dtype=_kv_cache_dtype(args, hf_config),
-            enable_prefix_caching=args.enable_prefix_caching,
             kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+            **_fields_of(CacheConfig, args),
         ),
-        scheduler_config=_scheduler_config(args.max_num_seqs, args.max_num_batched_tokens, platform),
-        parallel_config=ParallelConfig(
-            tensor_parallel_size=args.tensor_parallel_size,
-            data_parallel_size=args.data_parallel_size,
-            enable_expert_parallel=args.enable_expert_parallel,
-            decode_context_parallel_size=args.decode_context_parallel_size,
+        scheduler_config=SchedulerConfig(
+            *_step_limits(args.max_num_seqs, args.max_num_batched_tokens, platform),
+            **_fields_of(SchedulerConfig, args),
         ),
-        load_config=LoadConfig(args.load_format, prediction_layer=predicts, tensor_changes=_tensor_changes(args)),
+        parallel_config=ParallelConfig(**_fields_of(ParallelConfig, args)),
+        load_config=LoadConfig(
+            prediction_layer=predicts, tensor_changes=_tensor_changes(args), **_fields_of(LoadConfig, args)
+        ),
         quant_config=make_quant_config(
             args, TensorListing(path) if stored is None else stored, hf_config, quantization
         ),
         speculative_config=speculative,
     )
+
+
+def _fields_of(config: type, args: EngineArgs) -> dict[str, Any]:
+    """The arguments that are fields of a part of the configuration as they are."""
+    infos = argument_infos().items()
+    return {name: getattr(args, name) for name, info in infos if info.config == config.__name__}
 
 
 def _tensor_changes(args: EngineArgs) -> TensorChanges | None:
@@ -145,8 +150,11 @@ def _dtype(name: str, hf_config: HFConfig, platform: str) -> DTypeLike:
     return DTYPES[name]
 
 
-def _scheduler_config(max_num_seqs: int | None, max_num_batched_tokens: int | None, platform: str) -> SchedulerConfig:
-    """A limit that was not given is derived from the other: every running sequence must be able to decode in a step."""
+def _step_limits(max_num_seqs: int | None, max_num_batched_tokens: int | None, platform: str) -> tuple[int, int]:
+    """The most sequences and tokens of a step, all of whose sequences must be able to decode in it.
+
+    A limit that was not given follows from the other.
+    """
     if max_num_batched_tokens is None:
         default = CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS if platform == "cpu" else DEFAULT_MAX_NUM_BATCHED_TOKENS
         max_num_batched_tokens = max(default, max_num_seqs or 0)
@@ -157,7 +165,7 @@ def _scheduler_config(max_num_seqs: int | None, max_num_batched_tokens: int | No
             f"max_num_seqs={max_num_seqs} is more than max_num_batched_tokens={max_num_batched_tokens}, so not every "
             "running sequence could decode in a step: lower the one or raise the other"
         )
-    return SchedulerConfig(max_num_seqs, max_num_batched_tokens)
+    return max_num_seqs, max_num_batched_tokens
 
 
 def _max_model_len(wanted: int | None, hf_config: HFConfig) -> int:

@@ -83,7 +83,7 @@ class BaseModel:
         quantization = None if random else self._quantization()
         config = VllmConfig(
             ModelConfig(str(self.path), self.hf_config, dtype=dtype, max_model_len=self.context, seed=seed),
-            load_config=LoadConfig("dummy" if random else "auto"),
+            load_config=LoadConfig(load_format="dummy" if random else "auto"),
             quant_config=PackingConfig(quantization) if packed else quantization,
         )
         with progress.loading(self.name) as on_progress:

@@ -295,7 +295,7 @@ def _sized(vllm_config: VllmConfig, max_context: int, cache_dtype: DTypeLike) ->
     return dataclasses.replace(
         vllm_config,
         model_config=dataclasses.replace(vllm_config.model_config, max_model_len=max_context),
-        cache_config=CacheConfig(BLOCK_SIZE, cache_dtype),
+        cache_config=CacheConfig(block_size=BLOCK_SIZE, cache_dtype=cache_dtype),
         scheduler_config=SchedulerConfig(DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_BATCHED_TOKENS),
     )
 
