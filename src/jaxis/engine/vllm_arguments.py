@@ -67,10 +67,12 @@ _ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 """Arguments with the values that change no answer, and what to do instead of another value."""
 
-_QUANT_METHODS = (
+QUANT_METHODS = (
     *("awq", "gptq", "auto-round", "compressed-tensors", "bitsandbytes", "fp8", "fbgemm_fp8", "modelopt", "mxfp4"),
     *("torchao", "gguf", "hqq"),
 )
+"""Names that vLLM's `quantization` has for ways in which checkpoints are quantized."""
+
 _DTYPES = {"half": "float16", "float": "float32"}
 _SAFETENSORS = ("safetensors", "hf", "safetensors_prefetch")
 # Where vLLM's "not given" is None or -1, and jaxis' is to leave the argument out.
@@ -147,7 +149,7 @@ def _check_tokenizer(model: str | None, arguments: dict[str, Any]) -> None:
 def _pop_quant_method(arguments: dict[str, Any]) -> str | None:
     name = arguments.get("quantization")
     # Some names are followed by that of a kernel: awq_marlin.
-    method = next((each for each in _QUANT_METHODS if name == each or str(name).startswith(f"{each}_")), None)
+    method = next((each for each in QUANT_METHODS if name == each or str(name).startswith(f"{each}_")), None)
     if method is not None:
         del arguments["quantization"]
     return method

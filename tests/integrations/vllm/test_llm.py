@@ -13,6 +13,8 @@ import vllm
 
 import jaxis
 from jaxis.engine.opened_model import EMBEDDED_MODEL
+from jaxis.quantization.arguments import parse_quantization
+from jaxis.quantization.checkpoint import quantize_checkpoint
 from tests.support.tiny_checkpoints import DELTA_NET_SIZES, GPT_OSS_SIZES, LATENT_SIZES, write_checkpoint
 from tests.support.vllm_requests import (
     CHOICES,
@@ -133,6 +135,15 @@ def test_windows_and_latents_do_too(tmp_path, family, sizes):
     reference = jaxis.LLM(folder, **ENGINE, max_num_batched_tokens=64, kv_cache_memory="16MiB", show_progress=False)
     cases = random_cases(24, seed=5, vocab_size=TINY_VOCAB_SIZE)
     check(make_vllm(folder, structured_outputs_config={"backend": "xgrammar"}), reference, cases)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_quantized_checkpoint_does_too(tmp_path, bits):
+    quantize_checkpoint(EMBEDDED_MODEL, tmp_path / "model", parse_quantization(f"int{bits}"))
+    reference = jaxis.LLM(
+        tmp_path / "model", **ENGINE, max_num_batched_tokens=64, kv_cache_memory="16MiB", show_progress=False
+    )
+    check(make_vllm(tmp_path / "model"), reference, random_cases(12, seed=6))
 
 
 def test_a_recurrent_state_is_refused(tmp_path):

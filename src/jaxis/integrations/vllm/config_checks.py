@@ -68,6 +68,12 @@ def _faults(config: VllmConfig) -> Iterator[str]:
 def _model_faults(model: ModelConfig) -> Iterator[str]:
     if not declared_architectures().intersection(model.architectures):
         yield f"architectures={model.architectures} is not supported; docs/models.md lists those that are"
+    of_checkpoint = [getattr(each, "quantization_config", None) for each in (model.hf_config, model.hf_text_config)]
+    if model.quantization_config is not None or (model.quantization is not None and not any(of_checkpoint)):
+        yield (
+            f"quantization={model.quantization!r} is not how the checkpoint is quantized: leave it out; jaxis' own is "
+            'additional_config={"jaxis": {"quantization": "int8"}}'
+        )
     if model.runner_type != "generate":
         yield f"runner={model.runner_type!r} is not supported, only 'generate': jaxis serve has pooling models"
     for name, instead in _MODEL_UNSET.items():

@@ -50,7 +50,7 @@ RESULT_WRITTEN = ("req_ids", "req_id_to_index", "sampled_token_ids", "logprobs",
 PLATFORM_HOOKS = (
     *("import_kernels", "get_device_name", "get_device_total_memory", "inference_mode", "set_device"),
     *("manual_seed_all", "pre_register_and_update", "apply_config_platform_defaults", "check_and_update_config"),
-    *("update_block_size_for_backend", "verify_quantization", "is_pin_memory_available", "support_hybrid_kv_cache"),
+    *("update_block_size_for_backend", "is_pin_memory_available", "support_hybrid_kv_cache"),
     "validate_request",
 )
 WORKER_METHODS = (

@@ -1,4 +1,5 @@
-"""What vLLM's model registry has for each architecture of jaxis: a class that says "text" and is never constructed."""
+"""What vLLM's registries have for models of jaxis: a class for each architecture that says "text", and one for each way
+to quantize a checkpoint that says nothing. Both are never asked for a layer or a weight."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ import functools
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.models import ModelRegistry
 
+from jaxis.engine.vllm_arguments import QUANT_METHODS
 from jaxis.models.registry import declared_architectures
 
 
@@ -30,8 +34,40 @@ class JaxisModel(torch.nn.Module):
         raise NotImplementedError
 
 
+class JaxisQuantization(QuantizationConfig):
+    """Lets a quantized checkpoint through vLLM's configuration. jaxis reads how it is quantized in its config.json."""
+
+    def get_name(self) -> Any:
+        """See `QuantizationConfig`."""
+        return "jaxis"
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        """See `QuantizationConfig`."""
+        return [torch.float32, torch.bfloat16, torch.float16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """See `QuantizationConfig`."""
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """See `QuantizationConfig`."""
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> QuantizationConfig:  # noqa: ARG003
+        """See `QuantizationConfig`."""
+        return cls()
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> None:
+        """Never called."""
+
+
 @functools.cache
 def register_models() -> None:
-    """Registers each architecture that jaxis has, in place of vLLM's own model of that name."""
+    """Registers each architecture that jaxis has, in place of vLLM's own model of that name, and ways to quantize."""
+    for method in {*QUANTIZATION_METHODS, *QUANT_METHODS}:
+        register_quantization_config(method)(JaxisQuantization)
     for architecture in declared_architectures():
         ModelRegistry.register_model(architecture, type(architecture, (JaxisModel,), {}))

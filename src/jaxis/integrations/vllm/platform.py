@@ -11,7 +11,7 @@ import torch
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from jaxis.errors import ConfigError, RequestError
+from jaxis.errors import RequestError
 from jaxis.integrations.vllm.config_checks import check_config, check_request
 from jaxis.integrations.vllm.contract import check_contract, check_version
 
@@ -84,14 +84,6 @@ class JaxisPlatform(Platform):
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
         """The block size stays."""
-
-    @classmethod
-    def verify_quantization(cls, quant: str) -> None:
-        """Raises a ConfigError: vLLM would look into the weights itself."""
-        raise ConfigError(
-            f"checkpoints quantized by {quant} are not supported inside vLLM: use jaxis serve, or an unquantized one "
-            'with additional_config={"jaxis": {"quantization": "int8"}}'
-        )
 
     @classmethod
     def pre_register_and_update(cls, parser: Any = None) -> None:  # noqa: ARG003
