@@ -34,6 +34,8 @@ class EmbeddedInput:
       rows: Which of them have such an embedding, counted from `start`, in ascending order; the others are ordinary.
       shape: Of the array that the embeddings are computed from.
       data: Its bytes, uint8.
+      is_bidirectional: Whether its tokens see each other, not just those before them; a step then computes all of them.
+      grid: Rows and columns of its tokens, where RoPE counts them by both (see `rope_positions`); None: as text.
     """
 
     digest: bytes
@@ -42,6 +44,8 @@ class EmbeddedInput:
     rows: tuple[int, ...]
     shape: tuple[int, ...]
     data: bytes
+    is_bidirectional: bool = False
+    grid: tuple[int, int] | None = None
 
     @property
     def stop(self) -> int:
@@ -56,6 +60,36 @@ class EmbeddedInput:
         """Which of its embeddings are those of positions from `start` to before `stop`."""
         first = bisect.bisect_left(self.rows, start - self.start)
         return slice(first, bisect.bisect_left(self.rows, stop - self.start, first))
+
+
+def rope_positions(inputs: Iterable[EmbeddedInput], start: int, stop: int) -> np.ndarray:
+    """The time, row and column of tokens from `start` to before `stop`: int32 [3, tokens] (arXiv:2409.12191).
+
+    A token of text has one number in all of them, which counts on from the largest before it. The tokens of an input
+    with a grid have the number of its first as their time, and their own row and column beyond it.
+
+    Args:
+      inputs: The prompt's, in their order.
+      start: The first token's place in the sequence.
+      stop: The place after the last one's.
+    """
+    positions = np.tile(np.arange(start, stop, dtype=np.int32), (3, 1))
+    shift = 0  # of the tokens after the inputs so far
+    for item in inputs:
+        if item.grid is None or item.start >= stop:
+            continue
+        rows, columns = item.grid
+        first = item.start + shift
+        places = np.arange(max(item.start, start), min(item.stop, stop)) - item.start
+        if places.size:
+            inside = positions[:, item.start + places[0] - start :][:, : places.size]
+            inside[:] = first
+            inside[1] += places.astype(np.int32) // columns
+            inside[2] += places.astype(np.int32) % columns
+        step = max(rows, columns) - item.num_tokens
+        positions[:, max(item.stop - start, 0) :] += step
+        shift += step
+    return positions
 
 
 @dataclass(frozen=True)

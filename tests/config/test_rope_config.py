@@ -1,5 +1,6 @@
 """rope_config against the rope_parameters that transformers' own config classes make of the same config.json."""
 
+import dataclasses
 import json
 
 import pytest
@@ -181,7 +182,10 @@ def test_multimodal_sections_of_positions_are_no_difference_to_text():
         {"rope_type": "default", "type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True},
     ):
         config = HFConfig({**BASE, "rope_theta": 5e6, "rope_scaling": scaling})
-        assert rope_config(config) == rope_config(HFConfig({**BASE, "rope_theta": 5e6}))
+        read = rope_config(config)
+        assert read.mrope_section == tuple(scaling["mrope_section"])
+        of_text = dataclasses.replace(read, mrope_section=None, mrope_interleaved=False)
+        assert of_text == rope_config(HFConfig({**BASE, "rope_theta": 5e6}))
         assert [key for key in config.unread_keys() if "rope" in key] == []
 
 

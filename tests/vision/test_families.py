@@ -43,7 +43,7 @@ def bits(output):
 
 
 def text_of(placeholders):
-    return "What is it? " + " and ".join(placeholders)
+    return "What is it?\n" + "\nand ".join(placeholders)
 
 
 def test_pixels_are_those_of_the_reference(family, reference):
@@ -70,8 +70,10 @@ def test_a_family_sees_what_the_reference_sees(family, reference, llm):
     prompt = {"prompt": text_of([family.placeholder] * 3), "multi_modal_data": {"image": images}}
     put = llm.images.put(llm._tokenize(prompt["prompt"], "the prompt"), images)
     with torch.no_grad():
-        expected = model.model.get_image_features(**inputs).pooler_output
-    expected = np.concatenate([rows.numpy().reshape(-1, rows.shape[-1]) for rows in expected])
+        features = model.model.get_image_features(**inputs)
+    levels = [features.pooler_output, *(getattr(features, "deepstack_features", None) or [])]
+    of_images = [[rows.numpy().reshape(-1, rows.shape[-1]) for rows in level] for level in levels]
+    expected = np.concatenate([np.concatenate(level) for level in of_images], axis=1)
     encoder.hold(put.inputs)
     ours = np.concatenate([encoder.rows(item, llm.engine.runner.programs) for item in put.inputs])
     encoder.let_go(put.inputs)
@@ -84,7 +86,7 @@ def test_a_family_sees_what_the_reference_sees(family, reference, llm):
     tokens = [*output.prompt_token_ids, *completion.token_ids]
     first = len(output.prompt_token_ids) - 1
     with torch.no_grad():
-        logits = model(torch.tensor([tokens]), **inputs).logits[0, first:-1].double()
+        logits = model(torch.tensor([tokens]), **inputs, **family.types_of(tokens)).logits[0, first:-1].double()
     assert logits.argmax(-1).tolist() == completion.token_ids
     best = logits.log_softmax(-1).max(-1).values.tolist()
     chosen = [at[token].logprob for token, at in zip(completion.token_ids, completion.logprobs, strict=True)]
@@ -108,3 +110,25 @@ def test_an_answer_is_the_same_alone_among_others_and_from_the_cache(family, llm
     [again] = llm.generate([requests[0]], SHORT)
     assert again.num_cached_tokens >= len(again.prompt_token_ids) - 16
     assert bits(again) == alone[0]
+
+
+@pytest.mark.slow
+def test_preempted_requests_answer_as_alone(family, reference):
+    """Bit for bit, with prompts cut into chunks of every size."""
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=0)
+    prompts = [
+        {
+            "prompt": "Before it. " * 5 + text_of([family.placeholder]),
+            "multi_modal_data": {"image": random_image(20 + 7 * i, 30, seed=40 + i)},
+        }
+        for i in range(4)
+    ]
+    alone = None
+    for num_tokens in (96, 40, 23):
+        sizes = ENGINE | {"max_num_batched_tokens": num_tokens, "max_model_len": 256}
+        with LLM(str(reference[1]), kv_cache_memory="168KiB", show_progress=False, **sizes) as llm:
+            if alone is None:
+                alone = [bits(llm.generate([prompt], params)[0]) for prompt in prompts]
+            llm.engine.reset_prefix_cache()
+            assert list(map(bits, llm.generate(prompts, params, progress=False))) == alone
+            assert llm.engine.num_preemptions > 0

@@ -44,6 +44,9 @@ class RopeConfig:
       high_freq_factor: Pretraining context over the longest wavelength that is kept (llama3).
       short_factor: Divisor of each frequency up to the pretraining context, one for each rotated pair (longrope).
       long_factor: The same beyond it (longrope).
+      mrope_section: How many of the rotated pairs go by a token's time, row and column (M-RoPE); None: all by one
+        position.
+      mrope_interleaved: Whether these pairs take turns, instead of following each other.
     """
 
     rope_type: str
@@ -62,6 +65,8 @@ class RopeConfig:
     high_freq_factor: float | None = None
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
+    mrope_section: tuple[int, ...] | None = None
+    mrope_interleaved: bool = False
 
 
 def rope_config(
@@ -72,6 +77,7 @@ def rope_config(
     default_theta: float = 10_000.0,
     default_local_theta: float | None = None,
     default_partial_rotary_factor: float = 1.0,
+    default_interleaved_mrope: tuple[int, ...] | None = None,
 ) -> RopeConfig:
     """Reads a config's rotary embedding settings.
 
@@ -86,6 +92,7 @@ def rope_config(
       default_theta: The family's theta where config.json names none.
       default_local_theta: The same for sliding layers; None is the theta of the full ones.
       default_partial_rotary_factor: The family's share where config.json names none.
+      default_interleaved_mrope: The `mrope_section` of a family with interleaved ones, where config.json names none.
 
     Raises:
       ConfigError: If the rope type is unknown, a key it needs is missing, or a value is not the number it should be.
@@ -97,7 +104,10 @@ def rope_config(
     common_theta = reader.get("rope_theta", common_theta)
     partial_rotary_factor = config.get("partial_rotary_factor", default_partial_rotary_factor)
     rope_type = reader.rope_type()
+    section = reader.get("mrope_section", default_interleaved_mrope)
     settings: dict[str, Any] = {
+        "mrope_section": tuple(section) if section else None,
+        "mrope_interleaved": bool(reader.get("mrope_interleaved", default_interleaved_mrope is not None)),
         "rope_type": rope_type,
         "theta": reader.positive("rope_theta", common_theta if theta is None else theta),
         "partial_rotary_factor": reader.number("partial_rotary_factor", partial_rotary_factor),

@@ -324,6 +324,12 @@ class LLMEngine:
             ):
                 raise RequestError("an input of the prompt lies outside of it, or in another one")
             stop = item.stop
+            most = self.vllm_config.scheduler_config.max_num_batched_tokens
+            if item.is_bidirectional and item.num_tokens > most:
+                raise RequestError(
+                    f"an input of the prompt has {item.num_tokens} tokens, which one step computes, and a step has "
+                    f"at most {most}: start with a larger max_num_batched_tokens"
+                )
             if encoder is not None:
                 encoder.check(item)
 

@@ -73,7 +73,13 @@ def attention(
         if metadata.scratch is not None:
             return uncached, _attention_through_scratch(q, k, v, metadata, metadata.scratch, options, sinks)
         return uncached, _whole_sequence_attention(q, k, v, metadata, options, sinks)
-    return _sharded_paged_attention(kv_cache, q, k, v, metadata, options, sinks)
+    kv_cache, out = _sharded_paged_attention(kv_cache, q, k, v, metadata, options, sinks)
+    if metadata.bidirectional is None:
+        return kv_cache, out
+    # Of the other tokens, the bits stay those of a step without such parts.
+    onward = options._replace(span=dataclasses.replace(span, lookahead=None))
+    _, both = _sharded_paged_attention(kv_cache, q, None, None, metadata.of_segments(span), onward, sinks)
+    return kv_cache, jnp.where(metadata.bidirectional.is_bidirectional[:, None, None], both, out)
 
 
 def apply_rope(
@@ -103,7 +109,8 @@ def apply_rope(
             rms_norm(k, norms.k_weight, epsilon=norms.epsilon),
         )
     if is_paged or metadata.scratch is not None:
-        return rope(q, k, metadata.input_positions, norms=norms)
+        positions = metadata.input_positions if metadata.rope_positions is None else metadata.rope_positions
+        return rope(q, k, positions, norms=norms)
     request, _ = _requests(metadata)
     return rope(q, k, metadata.input_positions, metadata.seq_lens[request], norms)
 

@@ -32,6 +32,29 @@ class ScratchCache:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class BidirectionalTokens:
+    """Which tokens of a batch see all tokens of their part of the prompt, also later ones.
+
+    Rows are cut into segments where such a part begins or ends. Seen as sequences that end with their segment, whose
+    tokens see everything before that end, segments attend as those parts do.
+
+    Attributes:
+      is_bidirectional: bool [T].
+      requests: i32 [T], each segment's request.
+      seq_lens: i32 [T], each segment's end in its sequence.
+      query_start_loc: i32 [T + 1]; segment s's tokens are rows [s] to [s + 1].
+      num_segments: i32 scalar; those after them are padding.
+    """
+
+    is_bidirectional: jax.Array
+    requests: jax.Array
+    seq_lens: jax.Array
+    query_start_loc: jax.Array
+    num_segments: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class AttentionMetadata:
     """One flat batch of T tokens of R requests, without padding between requests.
 
@@ -47,6 +70,9 @@ class AttentionMetadata:
       other_block_tables: i32 [R, max_blocks] for each of the other spans. Entries of blocks that no token of the step
         sees are meaningless.
       state_slots: Where the requests' recurrent states are; None without a cache, or if no layer has such a state.
+      bidirectional: Which tokens see later ones; None: none do.
+      rope_positions: i32 [3, T], each token's time, row and column (see `jaxis.prompts.rope_positions`); None: all are
+        its position in the sequence.
       scratch: How layers without a cache compute what they would with one; None: by plain JAX.
     """
 
@@ -58,6 +84,8 @@ class AttentionMetadata:
     spans: tuple[AttentionSpan, ...] = dataclasses.field(default=(), metadata={"static": True})
     other_block_tables: tuple[jax.Array, ...] = ()
     state_slots: StateSlots | None = None
+    bidirectional: BidirectionalTokens | None = None
+    rope_positions: jax.Array | None = None
     scratch: ScratchCache | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
@@ -76,6 +104,24 @@ class AttentionMetadata:
         if not self.spans:
             return self.block_tables
         return (self.block_tables, *self.other_block_tables)[self.spans.index(span)]
+
+    def of_segments(self, span: AttentionSpan) -> AttentionMetadata:
+        """The same tokens as sequences of their own, cut as `bidirectional` says, for layers with this span.
+
+        Raises:
+          ValueError: No tokens see later ones.
+        """
+        segments = self.bidirectional
+        if segments is None:
+            raise ValueError("no tokens of the step see later ones")
+        count = segments.num_segments
+        return AttentionMetadata(
+            input_positions=self.input_positions,
+            block_tables=self.block_tables_for(span)[segments.requests],
+            seq_lens=segments.seq_lens,
+            query_start_loc=segments.query_start_loc,
+            request_distribution=jnp.stack([jnp.zeros_like(count), count, count]),
+        )
 
     @classmethod
     def for_whole_sequences(cls, lengths: Sequence[int]) -> AttentionMetadata:

@@ -6,6 +6,7 @@ variants are those of `transformers.modeling_rope_utils`, whose arithmetic (in f
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TypeVar
@@ -29,11 +30,14 @@ class RotaryEmbedding:
       inv_freq: Angle per position, for each of the `rotary_dim / 2` pairs.
       attention_scaling: Multiplies cosine and sine (YaRN, LongRoPE).
       interleaved: Pairs are dimensions (2i, 2i+1); otherwise (i, i + rotary_dim/2).
+      axes: Which of a token's positions each pair goes by, where it has three: 0, 1, 2 for its time, row and column
+        (M-RoPE, arXiv:2409.12191); empty: there is one.
     """
 
     inv_freq: tuple[float, ...]
     attention_scaling: float = 1.0
     interleaved: bool = False
+    axes: tuple[int, ...] = ()
 
     @property
     def rotary_dim(self) -> int:
@@ -52,12 +56,13 @@ class RotaryEmbedding:
         Args:
           q: [T, H, D].
           k: [T, K, D].
-          positions: i32 [T].
+          positions: i32 [T], or [3, T] for a rope with `axes`.
           sequence_lens: i32 [T], the full length of each token's sequence if known (unpaged), for the variants whose
             frequencies depend on it.
           norms: Applied to each head first; None for none.
         """
-        angles = positions.astype(jnp.float32)[:, None] * self.frequencies(sequence_lens)
+        by_pair = positions[:, None] if positions.ndim == 1 else positions[np.asarray(self.axes)].T
+        angles = by_pair.astype(jnp.float32) * self.frequencies(sequence_lens)
         cos = jnp.cos(angles) * self.attention_scaling
         sin = jnp.sin(angles) * self.attention_scaling
         return rotary_embedding(q, k, cos, sin, interleaved=self.interleaved, norms=norms)
@@ -120,6 +125,24 @@ def make_rotary_embedding(
     Raises:
       ConfigError: The number of LongRoPE factors is not the number of pairs.
     """
+    rope = _rope_of_type(config, head_dim, max_model_len, interleaved)
+    axes = _axes(config, len(rope.inv_freq))
+    return dataclasses.replace(rope, axes=axes) if axes else rope
+
+
+def _axes(config: RopeConfig, num_pairs: int) -> tuple[int, ...]:
+    """Which of three positions each pair goes by; empty if the config does not say it of as many pairs."""
+    if config.mrope_section is None:
+        return ()
+    if config.mrope_interleaved:
+        # Pairs take turns, until the share of rows or columns is used up; the rest goes by time.
+        rounds = range(num_pairs)
+        return tuple(i % 3 if i < 3 * config.mrope_section[i % 3] else 0 for i in rounds)
+    axes = [axis % 3 for axis, count in enumerate(config.mrope_section) for _ in range(count)]
+    return tuple(axes) if len(axes) == num_pairs else ()
+
+
+def _rope_of_type(config: RopeConfig, head_dim: int, max_model_len: int, interleaved: bool) -> RotaryEmbedding:
     rotary_dim = int(head_dim * config.partial_rotary_factor)
     # theta ** (2i / rotary_dim), in float32 as the reference computes it.
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)

@@ -1,4 +1,4 @@
-"""Gemma 3 (arXiv:2503.19786), text: Gemma 2 with head norms instead of soft caps, and a window and a separate rope in
+"""Gemma 3 (arXiv:2503.19786): Gemma 2 with head norms instead of soft caps, and a window and a separate rope in
 five of six layers."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
 from jaxis.models.common.gemma import GemmaCausalLM, gemma_mlp, gemma_norm
+from jaxis.models.common.gemma3_vision import Gemma3Vision
 from jaxis.models.common.text_part import TextPart
 
 
@@ -53,16 +54,17 @@ class Gemma3ForCausalLM(GemmaCausalLM):
 
 
 class Gemma3ForConditionalGeneration(TextPart, Gemma3ForCausalLM):
-    """The multimodal checkpoints, from 4B parameters; images are not supported."""
+    """The text of the multimodal checkpoints, from 4B parameters, and what encodes images for it."""
 
+    tower = Gemma3Vision
     text_model_types = ("gemma3_text",)
     other_parts = ("vision_tower", "multi_modal_projector")
     other_keys = ("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
 
 
 FAMILY = Family(
-    "Gemma 3 (text)",
+    "Gemma 3",
     (Gemma3ForCausalLM, Gemma3ForConditionalGeneration),
-    "a window in five of six layers, with its own RoPE; norms on heads",
+    "a window in five of six layers, with its own RoPE; norms on heads; SigLIP's tower, whose rows see each other",
     gguf=("gemma3",),
 )

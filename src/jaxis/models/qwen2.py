@@ -8,6 +8,7 @@ from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
 from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.qwen import Qwen2DecoderLayer
+from jaxis.models.common.qwen_vision import Qwen2_5VLVision, Qwen2VLVision
 from jaxis.models.common.text_part import TextPart
 
 _MIMO_PREDICTION = PredictionNames(
@@ -43,8 +44,9 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
 
 
 class Qwen2_5_VLForConditionalGeneration(TextPart, Qwen2ForCausalLM):
-    """Checkpoints that see; images are not supported. Their text has Qwen2's names, and its keys may have no object."""
+    """Qwen2.5-VL. Its text has Qwen2's names, and its keys may have no object."""
 
+    tower = Qwen2_5VLVision
     text_renames = ()
     text_model_types = ("qwen2_5_vl_text", "qwen2_5_vl")
     other_parts = ("visual",)
@@ -52,15 +54,16 @@ class Qwen2_5_VLForConditionalGeneration(TextPart, Qwen2ForCausalLM):
 
 
 class Qwen2VLForConditionalGeneration(Qwen2_5_VLForConditionalGeneration):
-    """The same of Qwen2-VL."""
+    """Qwen2-VL."""
 
+    tower = Qwen2VLVision
     text_model_types = ("qwen2_vl_text", "qwen2_vl")
 
 
 FAMILY = Family(
-    "Qwen2, Qwen2.5; Qwen2-VL, Qwen2.5-VL (text)",
+    "Qwen2, Qwen2.5; Qwen2-VL, Qwen2.5-VL",
     (Qwen2ForCausalLM, Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration),
-    "biases on queries, keys and values; optional window layers",
+    "biases on queries, keys and values; optional window layers; Qwen's tower, M-RoPE",
     gguf=("qwen2",),
 )
 

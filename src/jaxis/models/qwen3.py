@@ -1,13 +1,15 @@
-"""Qwen3 (dense), the text of Qwen3-VL, and LightOnOCR: the Llama layer with a norm on each query and key head."""
+"""Qwen3 (dense), Qwen3-VL and LightOnOCR: the Llama layer with a norm on each query and key head."""
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import jax
 from flax import nnx
 
 from jaxis.config.hf_config import HFConfig
+from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
@@ -15,7 +17,8 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.pixtral import PixtralProjector, PixtralTower
-from jaxis.models.common.qwen import qwen_layer_span
+from jaxis.models.common.qwen import QWEN3_VL_MROPE, qwen_layer_span
+from jaxis.models.common.qwen_vision import Qwen3VLVision
 from jaxis.models.common.text_part import InnerTextPart
 from jaxis.models.common.vision_layers import vision_scope
 from jaxis.models.common.vision_tower import Patches, VisionTower
@@ -25,13 +28,16 @@ if TYPE_CHECKING:
 
 
 class Qwen3DecoderLayer(PreNormDecoderLayer):
-    def __init__(self, scope: LayerScope) -> None:
+    """The layer; `mrope` is the share of time, row and column of a model that sees, where config.json has none."""
+
+    def __init__(self, scope: LayerScope, *, mrope: tuple[int, ...] | None = None) -> None:
         use_bias = scope.config.get("attention_bias", False)
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
                 scope / "self_attn",
                 head_dim=128,
+                rope_settings=rope_config(scope.config, default_interleaved_mrope=mrope),
                 qk_norm=True,
                 qkv_bias=use_bias,
                 o_bias=use_bias,
@@ -50,8 +56,10 @@ class Qwen3ForCausalLM(CausalLM):
 
 
 class Qwen3VLForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
-    """Checkpoints that see; images are not supported."""
+    """The text of Qwen3-VL, and what encodes images for it."""
 
+    tower = Qwen3VLVision
+    layer_class = functools.partial(Qwen3DecoderLayer, mrope=QWEN3_VL_MROPE)
     text_model_types = ("qwen3_vl_text",)
     other_parts = ("model.visual",)
     other_keys = ("vision_config",)
@@ -92,8 +100,8 @@ class LightOnOcrForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
 
 
 FAMILY = Family(
-    "Qwen3; LightOnOCR; Qwen3-VL (text)",
+    "Qwen3; Qwen3-VL; LightOnOCR",
     (Qwen3ForCausalLM, Qwen3VLForConditionalGeneration, LightOnOcrForConditionalGeneration),
-    "a norm on each query and key head",
+    "a norm on each query and key head; Qwen's tower, M-RoPE, DeepStack",
     gguf=("qwen3",),
 )

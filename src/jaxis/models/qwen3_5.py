@@ -7,6 +7,7 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
 from jaxis.models.common.qwen_hybrid import TINY_DELTA_NET, QwenHybridCausalLM, QwenHybridLayer
+from jaxis.models.common.qwen_vision import Qwen3_5Vision
 from jaxis.models.common.text_part import InnerTextPart
 
 
@@ -20,15 +21,18 @@ class Qwen3_5ForCausalLM(QwenHybridCausalLM):
 
 
 class Qwen3_5ForConditionalGeneration(InnerTextPart, Qwen3_5ForCausalLM):
+    """The text, and what encodes images for it."""
+
+    tower = Qwen3_5Vision
     text_model_types = ("qwen3_5_text",)
     other_parts = ("model.visual",)
     other_keys = ("vision_config",)
 
 
 FAMILY = Family(
-    "Qwen3.5, 3.6, 3.8 (text)",
+    "Qwen3.5, 3.6, 3.8",
     (Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration),
-    "as Qwen3-Next, dense",
+    "as Qwen3-Next, dense; Qwen's tower, M-RoPE",
     gguf=("qwen35",),
     tiny=TINY_DELTA_NET,
 )

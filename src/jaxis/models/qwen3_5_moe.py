@@ -8,6 +8,7 @@ from jaxis.layers.gated_delta_net import GatedDeltaNet
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
 from jaxis.models.common.qwen_hybrid import TINY_DELTA_NET, QwenHybridCausalLM, QwenHybridLayer, qwen_hybrid_moe
+from jaxis.models.common.qwen_vision import Qwen3_5Vision
 from jaxis.models.common.text_part import InnerTextPart
 
 
@@ -28,15 +29,18 @@ class Qwen3_5MoeForCausalLM(QwenHybridCausalLM):
 
 
 class Qwen3_5MoeForConditionalGeneration(InnerTextPart, Qwen3_5MoeForCausalLM):
+    """The text, and what encodes images for it."""
+
+    tower = Qwen3_5Vision
     text_model_types = ("qwen3_5_moe_text",)
     other_parts = ("model.visual",)
     other_keys = ("vision_config",)
 
 
 FAMILY = Family(
-    "Qwen3.5 MoE, 3.6 MoE, 3.8 MoE (text)",
+    "Qwen3.5 MoE, 3.6 MoE, 3.8 MoE",
     (Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration),
-    "as Qwen3-Next, with 256 experts and more",
+    "as Qwen3-Next, with 256 experts and more; Qwen's tower, M-RoPE",
     gguf=("qwen35moe",),
     tiny=TINY_DELTA_NET,
 )

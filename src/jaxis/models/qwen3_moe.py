@@ -1,4 +1,4 @@
-"""Qwen3 MoE and the text of Qwen3-VL MoE: Qwen3 with a mixture of experts in place of most feed-forward blocks."""
+"""Qwen3 MoE and Qwen3-VL MoE: Qwen3 with a mixture of experts in place of most feed-forward blocks."""
 
 from __future__ import annotations
 
@@ -6,20 +6,30 @@ import functools
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import uniform_span
+from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
-from jaxis.models.common.qwen import qwen_feed_forward
+from jaxis.models.common.qwen import QWEN3_VL_MROPE, qwen_feed_forward
+from jaxis.models.common.qwen_vision import Qwen3VLVision
 from jaxis.models.common.text_part import InnerTextPart
 
 
 class Qwen3MoeDecoderLayer(PreNormDecoderLayer):
-    """The layer; `stack_layout` is that of experts that the checkpoint has stacked."""
+    """The layer.
 
-    def __init__(self, scope: LayerScope, *, stack_layout: StackLayout | None = None) -> None:
+    Args:
+      scope: The layer's scope.
+      stack_layout: That of experts that the checkpoint has stacked.
+      mrope: The share of time, row and column of a model that sees, where config.json has none.
+    """
+
+    def __init__(
+        self, scope: LayerScope, *, stack_layout: StackLayout | None = None, mrope: tuple[int, ...] | None = None
+    ) -> None:
         config = scope.config
         use_bias = config.get("attention_bias", False)
         window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
@@ -27,6 +37,7 @@ class Qwen3MoeDecoderLayer(PreNormDecoderLayer):
             scope,
             self_attn=GroupedQueryAttention(
                 scope / "self_attn",
+                rope_settings=rope_config(config, default_interleaved_mrope=mrope),
                 qk_norm=True,
                 qkv_bias=use_bias,
                 o_bias=use_bias,
@@ -50,9 +61,12 @@ class Qwen3MoeForCausalLM(CausalLM):
 
 
 class Qwen3VLMoeForConditionalGeneration(InnerTextPart, Qwen3MoeForCausalLM):
-    """Checkpoints that see; images are not supported."""
+    """The text of Qwen3-VL MoE, and what encodes images for it."""
 
-    layer_class = functools.partial(Qwen3MoeDecoderLayer, stack_layout=StackLayout(transposed=None))
+    tower = Qwen3VLVision
+    layer_class = functools.partial(
+        Qwen3MoeDecoderLayer, stack_layout=StackLayout(transposed=None), mrope=QWEN3_VL_MROPE
+    )
     text_model_types = ("qwen3_vl_moe_text",)
     other_parts = ("model.visual",)
     other_keys = ("vision_config",)
@@ -64,8 +78,8 @@ class Qwen3VLMoeForConditionalGeneration(InnerTextPart, Qwen3MoeForCausalLM):
 
 
 FAMILY = Family(
-    "Qwen3 MoE; Qwen3-VL MoE (text)",
+    "Qwen3 MoE; Qwen3-VL MoE",
     (Qwen3MoeForCausalLM, Qwen3VLMoeForConditionalGeneration),
-    "128 experts, 8 per token, renormalized",
+    "128 experts, 8 per token, renormalized; Qwen's tower, M-RoPE, DeepStack",
     gguf=("qwen3moe",),
 )

@@ -59,8 +59,8 @@ class PromptImages:
                 f"the prompt has {len(sources)} images, and at most {self._max_images} are taken: send fewer, or start "
                 "with a larger limit_mm_per_prompt"
             )
-        processor, token_ids = self._processor, list(prompt.token_ids)
-        places = [i for i, token_id in enumerate(token_ids) if token_id == processor.placeholder_id]
+        processor = self._processor
+        token_ids, places = processor.spelled(prompt.token_ids, prompt.text)
         if len(places) != len(sources):
             raise RequestError(
                 f"the prompt has {len(places)} placeholders {processor.placeholder} for {len(sources)} images: it "
@@ -78,8 +78,18 @@ class PromptImages:
                 views = processor.views(upright)
             own, rows = processor.tokens(*upright.size)
             expanded += token_ids[start:place]
-            digest = processor.digest(views)
-            inputs.append(EmbeddedInput(digest, len(expanded), len(own), tuple(rows), views.shape, views.tobytes()))
+            inputs.append(
+                EmbeddedInput(
+                    processor.digest(views),
+                    len(expanded),
+                    len(own),
+                    tuple(rows),
+                    views.shape,
+                    views.tobytes(),
+                    is_bidirectional=processor.is_bidirectional,
+                    grid=processor.grid(*upright.size),
+                )
+            )
             expanded += own
             start = place + 1
         return dataclasses.replace(prompt, token_ids=expanded + token_ids[start:], inputs=tuple(inputs))

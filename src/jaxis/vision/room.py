@@ -36,7 +36,7 @@ from jaxis.models.registry import model_class_of
 from jaxis.prompts import EmbeddedInput
 from jaxis.tokenizer import Tokenizer
 from jaxis.vision.processors import read_processor
-from jaxis.vision.processors.processor import PixelScale
+from jaxis.vision.processors.processor import ImageProcessor, PixelScale
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -116,7 +116,21 @@ def vision_room(
     processor = read_processor(folder, tokenizer)
     if processor is None:
         return "the checkpoint has no preprocessor_config.json of an image processor that jaxis knows"
+    if processor.is_bidirectional and (reason := _why_not_bidirectional(config, processor)):
+        return reason
     return VisionRoom(config, tower_class, processor.pixel_scale, max_images)
+
+
+def _why_not_bidirectional(config: VllmConfig, processor: ImageProcessor) -> str | None:
+    """Why images whose tokens see each other get no room, if they do not."""
+    if jax.default_backend() == "tpu":
+        return "images whose tokens see later ones have no kernel for TPUs"
+    limits, num_tokens = config.scheduler_config, len(processor.tokens(1, 1)[0])
+    # Beside a token of every other sequence.
+    needed = num_tokens + limits.max_num_seqs - 1
+    if limits.max_num_batched_tokens < needed:
+        return f"images need steps of {needed} tokens: start with max_num_batched_tokens={needed} or more"
+    return None
 
 
 class ImageEncoder:
@@ -127,6 +141,7 @@ class ImageEncoder:
 
     Attributes:
       max_inputs: See `InputEncoder`.
+      embedding_size: See `InputEncoder`.
       num_encoded: Images that were encoded.
 
     Args:
@@ -140,6 +155,7 @@ class ImageEncoder:
         self.max_inputs, self.num_encoded = max_images, 0
         self._scale, self._dtype = pixel_scale, context.model.hidden_states.dtype
         self.patch_size, self.merge_size = tower.patch_size, tower.merge_size
+        self.embedding_size = context.model.hidden_states.shape[-1] * (1 + tower.num_additions)
         self._graphdef, state = nnx.split(tower)
         self.arrays, self._treedef = jax.tree.flatten(state)
         self._uses: Counter[bytes] = Counter()  # of sequences, by digest
@@ -211,7 +227,7 @@ class ImageEncoder:
             self._unused_bytes -= self._unused.popitem(last=False)[1].nbytes
 
     def encode(self, arrays: list[jax.Array], packed: jax.Array, num_padded: int) -> jax.Array:
-        """The tower over a packed view, inside a jitted function: float32 [num_padded / merge_size ** 2, E]."""
+        """The tower over a packed view, when jitted: float32 [num_padded / merge_size ** 2, embedding_size]."""
         patches = unpack_patches(packed, self.patch_size, num_padded)
         by_channel = patches.pixels.reshape(num_padded, -1, 3).astype(jnp.float32)
         mean, std = (jnp.asarray(each, jnp.float32) for each in (self._scale.mean, self._scale.std))

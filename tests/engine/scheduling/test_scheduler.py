@@ -11,6 +11,7 @@ from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.errors import ConfigError, RequestError
+from jaxis.prompts import EmbeddedInput
 from jaxis.sampling_params import SamplingParams
 from tests.support.simulated_engine import EOS_TOKEN_ID, SimulatedEngine, known_tokens
 
@@ -474,3 +475,24 @@ class TestLocalLayers:
         next_turn = engine.add([*known_tokens(first), 3])
         engine.drain()
         assert next_turn.num_cached_tokens == 24
+
+
+class TestInputs:
+    def test_what_sees_each_other_is_computed_in_one_step(self) -> None:
+        """Two such inputs of 10 tokens, at positions 3 and 15, in steps of 16 tokens, beside a decode and alone."""
+        scheduler = make_scheduler(max_num_batched_tokens=16)
+        add(scheduler, "a", 2, arrival=0, max_tokens=4)
+        run(scheduler)
+        sequence = add(scheduler, "b", 30, arrival=1)
+        parts = [EmbeddedInput(b"", start, 10, tuple(range(10)), (), b"", is_bidirectional=True) for start in (3, 15)]
+        sequence.inputs = tuple(parts)
+        assert shape(run(scheduler)) == [("a", 2, 1, True), ("b", 0, 15, False)]
+        assert shape(run(scheduler)) == [("a", 3, 1, True), ("b", 15, 15, True)]
+
+    def test_an_input_waits_for_a_step_with_room_for_it(self) -> None:
+        scheduler = make_scheduler(max_num_batched_tokens=10)
+        add(scheduler, "a", 6, arrival=0, max_tokens=1)
+        second = add(scheduler, "b", 12, arrival=1)
+        second.inputs = (EmbeddedInput(b"", 0, 9, tuple(range(9)), (), b"", is_bidirectional=True),)
+        assert shape(run(scheduler)) == [("a", 0, 6, True)]
+        assert shape(run(scheduler)) == [("b", 0, 10, False)]

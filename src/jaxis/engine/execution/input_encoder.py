@@ -16,9 +16,11 @@ class InputEncoder(Protocol):
 
     Attributes:
       max_inputs: Most of a prompt.
+      embedding_size: E; E * (1 + n) if the first n layers get additions.
     """
 
     max_inputs: int
+    embedding_size: int
 
     def check(self, item: EmbeddedInput) -> None:
         """Raises a RequestError for an input that it cannot encode."""
@@ -37,7 +39,9 @@ class InputEncoder(Protocol):
         ...
 
     def rows(self, item: EmbeddedInput, programs: Programs) -> np.ndarray:
-        """The input's embeddings, float32 [rows, E]; computed if they are not at hand, which waits for the devices.
+        """The input's embeddings, float32 [rows, embedding_size].
+
+        They are computed if they are not at hand, which waits for the devices.
 
         Args:
           item: The input, which `check` has passed.

@@ -22,7 +22,7 @@ from jaxis.engine.execution.programs import CompileWait, Programs
 from jaxis.engine.execution.sampler import SamplerOutput
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingPacker, build_sampling_batch, scoring_batch
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
-from jaxis.engine.execution.step_inputs import StepShape, StepShapes, pack_step
+from jaxis.engine.execution.step_inputs import InputFields, StepShape, StepShapes, pack_step
 from jaxis.engine.execution.step_programs import (
     LOGITS_CHUNK_ROWS,
     ForwardKey,
@@ -150,7 +150,7 @@ class Runner:
         plan, self.num_ranks = executor.plan, last.context.ranks.num_ranks
         self.num_stages, self._is_native = executor.num_stages, last.is_native
         self.variants, self.inputs = last.context.variants, inputs
-        self._hidden_size: int = last.context.model.hidden_states.shape[-1]
+        self._embedding_size = 0 if inputs is None else inputs.embedding_size
         self.num_blocks, self.max_model_len = plan.num_blocks, plan.max_model_len
         self.kv_bytes_per_block = plan.bytes_per_block
         self.num_state_slots, self.bytes_per_state_slot = plan.num_state_slots, plan.bytes_per_slot
@@ -242,16 +242,16 @@ class Runner:
         num_tokens: int,
         num_rows: int = 1,
         variant_parts: frozenset[str] | None = None,
-        *,
-        has_inputs: bool = False,
+        inputs: InputFields | None = None,
     ) -> StepShape:
         """The smallest compiled shape that holds this many tokens, `num_rows` of them followed by a sampled one."""
         of_layers = None if variant_parts is None else variant_parts - {HEAD}
-        return self._step_shapes.of(num_tokens, num_rows, of_layers, self._hidden_size if has_inputs else 0)
+        return self._step_shapes.of(num_tokens, num_rows, of_layers, inputs)
 
     def dispatch(self, output: SchedulerOutput, sampling: SamplingStates) -> DispatchedStep:
         """Sends a step's model and sampler to the devices, and returns without waiting for them."""
-        is_plain = self.on_step_logits is None and self._variant_parts(output) is None and not _has_inputs(output)
+        has_inputs = InputFields.of(output, self._embedding_size) != InputFields()
+        is_plain = self.on_step_logits is None and self._variant_parts(output) is None and not has_inputs
         if is_plain and self._can_be_one_program(output.num_tokens):
             [entry] = output.scheduled
             state = sampling.get(entry.sequence.seq_id)
@@ -283,7 +283,8 @@ class Runner:
         """
         self._check_is_sampled()
         parts = self._variant_parts(output)
-        shape = self.step_shape(output.num_tokens, output.num_rows, parts, has_inputs=_has_inputs(output))
+        inputs = InputFields.of(output, self._embedding_size)
+        shape = self.step_shape(output.num_tokens, output.num_rows, parts, inputs)
         if output.num_decodes < len(output.scheduled) and not output.has_drafts:
             # The next step decodes the same number of sequences; with several stages, their share.
             is_greedy = all(entry.sequence.sampling_params.greedy for entry in output.scheduled)
@@ -539,11 +540,6 @@ class Runner:
 def _of_head(variant_parts: frozenset[str] | None) -> frozenset[str] | None:
     """The parts that programs of logits are for; None: no variant changes the head."""
     return variant_parts if variant_parts is not None and HEAD in variant_parts else None
-
-
-def _has_inputs(output: SchedulerOutput) -> bool:
-    """Whether embeddings of a step's tokens are computed from something else."""
-    return any(any(entry.inputs) for entry in output.scheduled if entry.sequence.inputs)
 
 
 def _has_prompt_logprobs(entry: ScheduledSequence) -> bool:

@@ -21,13 +21,45 @@ from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import NO_SLOT, SequenceId
 from jaxis.engine.scheduling.state_slots import StateStep
 from jaxis.kernels.state_slots import StateSlots
-from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.prompts import EmbeddedInput
+from jaxis.layers.attention_metadata import AttentionMetadata, BidirectionalTokens
+from jaxis.models.common.interfaces import LayerAdditions
+from jaxis.prompts import EmbeddedInput, rope_positions
 
 # The few shapes that steps are padded to, so that few programs have to be compiled.
 
 
 SMALLEST_PADDED_TOKENS = 8  # a single token is not padded
+
+
+@dataclass(frozen=True)
+class InputFields:
+    """What the inputs of prompts add to a step's vector.
+
+    Attributes:
+      embedding_size: Of a token's embedding with additions for layers, in a step in which some are computed from
+        something else than tokens (see `EmbeddedInput`); 0 of others.
+      has_bidirectional: Whether tokens see later ones.
+      has_rope_positions: Whether RoPE counts tokens by more than their position in the sequence.
+    """
+
+    embedding_size: int = 0
+    has_bidirectional: bool = False
+    has_rope_positions: bool = False
+
+    @classmethod
+    def of(cls, output: SchedulerOutput, embedding_size: int) -> InputFields:
+        """Those of a step, given the size of an embedding that is computed from something else."""
+        with_inputs = [entry for entry in output.scheduled if entry.sequence.inputs]
+        inside = [item for entry in with_inputs for item in entry.inputs]
+        return cls(
+            embedding_size if inside else 0,
+            any(item.is_bidirectional for item in inside),
+            any(
+                item.grid is not None and item.start < entry.start + entry.num_tokens
+                for entry in with_inputs
+                for item in entry.sequence.inputs
+            ),
+        )
 
 
 class StepShapes:
@@ -58,16 +90,20 @@ class StepShapes:
         self._spans = tuple(spans)
         self._has_states = has_states
         self._compiles_fast = compiles_fast
-        self._shapes: dict[tuple[int, bool, frozenset[str] | None, int], StepShape] = {}
+        self._shapes: dict[tuple[int, bool, frozenset[str] | None, InputFields], StepShape] = {}
 
     def of(
-        self, num_tokens: int, num_rows: int = 1, variant_parts: frozenset[str] | None = None, embedding_size: int = 0
+        self,
+        num_tokens: int,
+        num_rows: int = 1,
+        variant_parts: frozenset[str] | None = None,
+        inputs: InputFields | None = None,
     ) -> StepShape:
         """The smallest shape that holds this many tokens, of which `num_rows` are followed by a sampled one."""
         padded = max(min(self.padded(num_tokens), self._max_num_tokens), num_tokens)
         num_seqs = min(padded, self._max_num_seqs)
         samples_drafts = num_rows > num_seqs
-        key = padded, samples_drafts, variant_parts, embedding_size
+        key = padded, samples_drafts, variant_parts, inputs or InputFields()
         if key not in self._shapes:
             sizes = padded, num_seqs, self._max_blocks, self._block_size
             self._shapes[key] = StepShape(*sizes, self._spans, self._has_states, *key[1:])
@@ -82,6 +118,7 @@ class StepShapes:
 
 
 NOT_IN_FLIGHT = -1
+_BIDIRECTIONAL_FIELDS = ("is_bidirectional", "segment_requests", "segment_ends")
 # The packed fields of a StateStep, and of the kernels' StateSlots.
 STATE_FIELDS = {name: f"state_{name}" for name in StateStep._fields}
 
@@ -103,8 +140,7 @@ class StepShape:
         sequence.
       variant_parts: The parts of the model that the variants of sequences change in ways of their own, see
         `Variants.parts_of`; None: no sequence has a variant.
-      embedding_size: E, of a step in which embeddings of tokens are computed from something else (see
-        `EmbeddedInput`); 0 of others.
+      inputs: What the inputs of prompts add.
     """
 
     num_tokens: int
@@ -115,7 +151,7 @@ class StepShape:
     has_states: bool = False
     samples_drafts: bool = False
     variant_parts: frozenset[str] | None = None
-    embedding_size: int = 0
+    inputs: InputFields = InputFields()
 
     @property
     def has_variants(self) -> bool:
@@ -150,8 +186,13 @@ class StepShape:
             sizes |= dict.fromkeys(STATE_FIELDS.values(), self.num_seqs)
         if self.has_variants:
             sizes["places"] = self.num_seqs
-        if self.embedding_size:
-            sizes |= {"is_embedded": self.num_tokens, "embeddings": self.num_tokens * self.embedding_size}
+        if size := self.inputs.embedding_size:
+            sizes |= {"is_embedded": self.num_tokens, "embeddings": self.num_tokens * size}
+        if self.inputs.has_bidirectional:
+            sizes |= dict.fromkeys(_BIDIRECTIONAL_FIELDS, self.num_tokens)
+            sizes |= {"segment_starts": self.num_tokens + 1, "num_segments": 1}
+        if self.inputs.has_rope_positions:
+            sizes["rope_positions"] = 3 * self.num_tokens
         stops = itertools.accumulate(sizes.values())
         return {name: slice(stop - size, stop) for (name, size), stop in zip(sizes.items(), stops, strict=True)}
 
@@ -171,7 +212,7 @@ class StepInputs:
         and where it has drafts, the one before each of them.
       places: i32 [T], the place of each token's variant of the model; None: there are no variants.
       is_embedded: bool [T], which tokens have embeddings of their own; None: none.
-      embeddings: float32 [T, E], theirs.
+      embeddings: float32 [T, E], theirs; [T, E * (1 + n)] if the first n layers get additions.
     """
 
     input_ids: jax.Array
@@ -186,7 +227,14 @@ class StepInputs:
         if self.is_embedded is None or self.embeddings is None:
             return None
         others = embed(self.input_ids)
-        return jnp.where(self.is_embedded[:, None], self.embeddings.astype(others.dtype), others)
+        own = self.embeddings[:, : others.shape[-1]]
+        return jnp.where(self.is_embedded[:, None], own.astype(others.dtype), others)
+
+    def layer_additions(self, hidden_size: int) -> LayerAdditions | None:
+        """What of `embeddings` is added after the first layers of a model with this E; None: nothing."""
+        if self.is_embedded is None or self.embeddings is None or self.embeddings.shape[-1] == hidden_size:
+            return None
+        return LayerAdditions(self.is_embedded, self.embeddings[:, hidden_size:])
 
 
 def pack_step(
@@ -242,9 +290,20 @@ def pack_step(
     if shape.has_variants and place_of is not None:
         begin = shape.fields["places"].start
         packed[begin : begin + num_seqs] = [place_of(entry.sequence.variant) for entry in output.scheduled]
-    if shape.embedding_size and embeddings_of is not None:
-        _pack_embeddings(output, shape, embeddings_of, packed)
+    if shape.inputs != InputFields() and embeddings_of is not None:
+        _pack_inputs(output, shape, embeddings_of, packed)
     return packed
+
+
+def _pack_inputs(
+    output: SchedulerOutput, shape: StepShape, embeddings_of: Callable[[EmbeddedInput], np.ndarray], packed: np.ndarray
+) -> None:
+    if shape.inputs.embedding_size:
+        _pack_embeddings(output, shape, embeddings_of, packed)
+    if shape.inputs.has_bidirectional:
+        _pack_bidirectional(output, shape, packed)
+    if shape.inputs.has_rope_positions:
+        _pack_rope_positions(output, shape, packed)
 
 
 def _pack_embeddings(
@@ -261,6 +320,42 @@ def _pack_embeddings(
                 is_embedded[rows] = 1
                 embeddings[rows] = embeddings_of(item)[here]
         first_row += entry.num_tokens
+
+
+def _pack_rope_positions(output: SchedulerOutput, shape: StepShape, packed: np.ndarray) -> None:
+    positions = packed[shape.fields["rope_positions"]].reshape(3, -1)
+    first_row = 0
+    for entry in output.scheduled:
+        stop = entry.start + entry.num_tokens
+        positions[:, first_row : first_row + entry.num_tokens] = rope_positions(
+            entry.sequence.inputs, entry.start, stop
+        )
+        first_row += entry.num_tokens
+
+
+def _pack_bidirectional(output: SchedulerOutput, shape: StepShape, packed: np.ndarray) -> None:
+    """Cuts the rows into segments where an input whose tokens see each other begins or ends."""
+    fields = {name: packed[field] for name, field in shape.fields.items()}
+    requests: list[int] = []
+    ends: list[int] = []
+    row_stops = [0]
+    for request, entry in enumerate(output.scheduled):
+        start, stop = entry.start, entry.start + entry.num_tokens
+        first_row = row_stops[-1] - start
+        cuts = {stop}
+        for item in entry.inputs:
+            if item.is_bidirectional:
+                first, last = max(item.start, start), min(item.stop, stop)
+                fields["is_bidirectional"][first_row + first : first_row + last] = 1
+                cuts |= {first, last} - {start}
+        ends += sorted(cuts)
+        requests += [request] * len(cuts)
+        row_stops += [first_row + cut for cut in sorted(cuts)]
+    fields["segment_requests"][: len(ends)] = requests
+    fields["segment_ends"][: len(ends)] = ends
+    fields["segment_starts"][:] = row_stops[-1]
+    fields["segment_starts"][: len(row_stops)] = row_stops
+    fields["num_segments"][:] = len(ends)
 
 
 def _input_tokens(output: SchedulerOutput, inflight_rows: Mapping[SequenceId, int]) -> tuple[list[int], list[int]]:
@@ -317,6 +412,8 @@ def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> 
             state_slots=StateSlots(**{name: fields[field] for name, field in STATE_FIELDS.items()})
             if shape.has_states
             else None,
+            bidirectional=_bidirectional_tokens(fields) if shape.inputs.has_bidirectional else None,
+            rope_positions=fields["rope_positions"].reshape(3, -1) if shape.inputs.has_rope_positions else None,
         ),
         logits_rows=fields["logits_rows"],
         places=_places_of_tokens(fields, shape) if shape.has_variants else None,
@@ -325,13 +422,23 @@ def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> 
 
 
 def _embeddings_of_tokens(fields: Mapping[str, jax.Array], shape: StepShape) -> dict[str, jax.Array]:
-    if not shape.embedding_size:
+    if not shape.inputs.embedding_size:
         return {}
     embeddings = jax.lax.bitcast_convert_type(fields["embeddings"], jnp.float32)
     return {
         "is_embedded": fields["is_embedded"] != 0,
-        "embeddings": embeddings.reshape(shape.num_tokens, shape.embedding_size),
+        "embeddings": embeddings.reshape(shape.num_tokens, -1),
     }
+
+
+def _bidirectional_tokens(fields: Mapping[str, jax.Array]) -> BidirectionalTokens:
+    return BidirectionalTokens(
+        is_bidirectional=fields["is_bidirectional"] != 0,
+        requests=fields["segment_requests"],
+        seq_lens=fields["segment_ends"],
+        query_start_loc=fields["segment_starts"],
+        num_segments=fields["num_segments"][0],
+    )
 
 
 def _places_of_tokens(fields: Mapping[str, jax.Array], shape: StepShape) -> jax.Array:

@@ -397,12 +397,15 @@ def _handed_on(context: ProgramContext, hidden: jax.Array) -> dict[str, JaxInter
     return {} if context.stage.is_first else {"intermediate_tensors": JaxIntermediateTensors(hidden_states=hidden)}
 
 
-def _embedded(step: StepInputs, model: GenerativeModel, stage: Stage) -> dict[str, jax.Array]:
+def _embedded(step: StepInputs, model: GenerativeModel, stage: Stage) -> dict[str, Any]:
     """The model's argument for embeddings, where a step has some that are not those of its tokens."""
     if step.is_embedded is None or not stage.is_first:
         return {}
     embeds = step.embed(cast(CausalLM, model).decoder.embed)
-    return {} if embeds is None else {"inputs_embeds": embeds}
+    if embeds is None:
+        return {}
+    additions = step.layer_additions(embeds.shape[-1])
+    return {"inputs_embeds": embeds} | ({} if additions is None else {"layer_additions": additions})
 
 
 def _sample_greedily(

@@ -214,10 +214,11 @@ class Scheduler:
             else:
                 prefilling.remove(sequence)
                 most = room.of(sequence, budget)
-                if most == 0:
+                end = _chunk_end(sequence, sequence.num_computed_tokens, most)
+                if end == sequence.num_computed_tokens:
                     continue
                 # Where layers keep a window, a prefill gets blocks chunk by chunk. It may have to wait for others.
-                if self.block_manager.allocate(sequence, _chunk_end(sequence, most)):
+                if self.block_manager.allocate(sequence, end):
                     is_replay = sequence.num_computed_tokens >= sequence.num_prompt_tokens
                     budget -= self._schedule_tokens(sequence, most, replays if is_replay else prefills, room)
                 else:
@@ -400,7 +401,10 @@ class Scheduler:
             return None
         blocks = self.block_manager
         prefix = blocks.get_cached_prefix(sequence)
-        num_tokens = min(sequence.num_tokens, prefix.num_blocks * blocks.block_size + budget)
+        start = prefix.num_blocks * blocks.block_size
+        if _chunk_end(sequence, start, budget) == start:
+            return None
+        num_tokens = min(sequence.num_tokens, start + budget)
         if not blocks.admit(sequence, prefix, num_tokens, self.max_num_batched_tokens):
             return None
         self._places.take(sequence.variant)
@@ -416,7 +420,8 @@ class Scheduler:
         self, sequence: Sequence, budget: int, scheduled: list[ScheduledSequence], room: StepRoom
     ) -> int:
         """Schedules as many of the sequence's tokens as the budget allows; returns how many."""
-        start, stop = sequence.num_computed_tokens, _chunk_end(sequence, budget)
+        start = sequence.num_computed_tokens
+        stop = _chunk_end(sequence, start, budget)
         samples = stop == sequence.num_tokens_with_inflight
         state = self.block_manager.state_step(sequence, start, stop)
         self._shares.serve(sequence.client, stop - start)
@@ -464,10 +469,13 @@ def _is_decode(sequence: Sequence) -> bool:
     )
 
 
-def _chunk_end(sequence: Sequence, budget: int) -> int:
-    """How many tokens are computed after a step that computes at most `budget` more."""
-    start = sequence.num_computed_tokens
+def _chunk_end(sequence: Sequence, start: int, budget: int) -> int:
+    """How many tokens are computed after a step that computes at most `budget` more than `start`; may be `start`."""
     stop = min(sequence.num_tokens_with_inflight, start + budget)
     if sequence.state is not None and start < sequence.state.cut < stop:
-        return sequence.state.cut
+        stop = sequence.state.cut
+    for item in sequence.inputs:
+        # What sees each other is computed together.
+        if item.is_bidirectional and item.start < stop < item.stop:
+            return max(item.start, start)
     return stop

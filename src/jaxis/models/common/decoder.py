@@ -32,7 +32,7 @@ from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.uncached import UncachedKeysAndValues
 from jaxis.loading.headers import reading_only_headers
-from jaxis.models.common.interfaces import JaxIntermediateTensors, LoadableWithIterator
+from jaxis.models.common.interfaces import JaxIntermediateTensors, LayerAdditions, LoadableWithIterator
 from jaxis.models.common.prediction_layers import PredictionLayer, PredictionNames, without_layers
 from jaxis.parallel.mesh import MESH_AXES, automatic_axes
 
@@ -131,6 +131,7 @@ class DecoderModel(JaxModule):
         attention_metadata: AttentionMetadata,
         *,
         inputs_embeds: jax.Array | None = None,
+        layer_additions: LayerAdditions | None = None,
         intermediate_tensors: JaxIntermediateTensors | None = None,
     ) -> tuple[Caches, jax.Array, list[jax.Array]]:
         """See `CausalLM.__call__`."""
@@ -151,6 +152,8 @@ class DecoderModel(JaxModule):
             with jax.named_scope(f"layer_{i}"):
                 run = layer if calls_are_observed() else functools.partial(_layer_runner(), *nnx.split(layer))
                 cache, x = run(self.cache_of_layer(caches, i), x, attention_metadata, *layer_inputs[i])
+            if layer_additions is not None:
+                x = layer_additions.after_layer(i, x)
             self.keep_cache_of_layer(caches, i, cache)
         if len(self.layers) in self.aux_hidden_state_layers:
             aux_hidden_states.append(x)
@@ -395,6 +398,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
         attention_metadata: AttentionMetadata,
         *,
         inputs_embeds: jax.Array | None = None,
+        layer_additions: LayerAdditions | None = None,
         intermediate_tensors: JaxIntermediateTensors | None = None,
     ) -> tuple[Caches, jax.Array, list[jax.Array]]:
         """Runs a flat batch of T tokens.
@@ -404,6 +408,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
           input_ids: i32 [T].
           attention_metadata: Which tokens belong to which request, and where.
           inputs_embeds: [T, E], used instead of the embeddings of `input_ids`.
+          layer_additions: Added to what leaves the first layers; None: nothing.
           intermediate_tensors: An earlier pipeline stage's `hidden_states` [T, E], used instead of both.
 
         Returns:
@@ -415,6 +420,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
             input_ids,
             attention_metadata,
             inputs_embeds=inputs_embeds,
+            layer_additions=layer_additions,
             intermediate_tensors=intermediate_tensors,
         )
 

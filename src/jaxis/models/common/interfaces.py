@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -14,6 +16,26 @@ from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 
 class JaxIntermediateTensors(dict):
     """Named arrays that one pipeline stage passes to the next, including `hidden_states`."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LayerAdditions:
+    """What is added to the output of a model's first layers.
+
+    Attributes:
+      is_changed: bool [T], the tokens that it is added at.
+      values: [T, layers * E], layer by layer.
+    """
+
+    is_changed: jax.Array
+    values: jax.Array
+
+    def after_layer(self, index: int, x: jax.Array) -> jax.Array:
+        """x [T, E], as the layer of this index leaves it -> the same with what is added to it."""
+        size = x.shape[-1]
+        added = self.values[:, index * size : (index + 1) * size]
+        return jnp.where(self.is_changed[:, None], x + added.astype(x.dtype), x) if added.shape[-1] else x
 
 
 @runtime_checkable

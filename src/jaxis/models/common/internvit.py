@@ -15,7 +15,7 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.vision_layers import (
     PatchConvolution,
     VisionMLP,
-    attend_to_all,
+    attend_within,
     one_side,
     parameter,
     run_layer,
@@ -49,13 +49,13 @@ class InternViTAttention(JaxModule):
         self.q_norm = rms_norm(scope, num_features, epsilon=1e-6) if has_norms else None
         self.k_norm = rms_norm(scope, num_features, epsilon=1e-6) if has_norms else None
 
-    def __call__(self, x: jax.Array, is_hidden: jax.Array) -> jax.Array:
-        """x [P, C], and which rows are padding, bool [P] -> [P, C]."""
+    def __call__(self, x: jax.Array, segments: jax.Array) -> jax.Array:
+        """x [P, C], and segments i32 [P] within which rows see each other -> [P, C]."""
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (each.reshape(x.shape[0], self.num_heads, -1) for each in (q, k, v))
-        return self.projection_layer(attend_to_all(q, k, v, is_hidden))
+        return self.projection_layer(attend_within(segments, q, k, v))
 
 
 class InternViTLayer(JaxModule):
@@ -77,9 +77,9 @@ class InternViTLayer(JaxModule):
         self.mlp = VisionMLP(scope / "mlp", num_features, size, activation)
         self.lambda_1, self.lambda_2 = parameter(scope, num_features), parameter(scope, num_features)
 
-    def __call__(self, x: jax.Array, is_hidden: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, segments: jax.Array) -> jax.Array:
         """See `InternViTAttention`."""
-        x = x + self.lambda_1[...] * self.attention(self.layernorm_before(x), is_hidden)
+        x = x + self.lambda_1[...] * self.attention(self.layernorm_before(x), segments)
         return x + self.lambda_2[...] * self.mlp(self.layernorm_after(x))
 
 
@@ -164,9 +164,9 @@ class InternViT(JaxModule):
         """The patches -> [P, C]."""
         num_rows = patches.pixels.shape[0]
         x, rows = self.embeddings(patches), jnp.arange(num_rows + _ROWS)
-        is_hidden = (rows >= patches.num_patches) & (rows != num_rows)
+        segments = jnp.where((rows < patches.num_patches) | (rows == num_rows), 0, -1)
         for layer in self.encoder.layer:
-            x = run_layer(layer, x, is_hidden)
+            x = run_layer(layer, x, segments)
         return x[:num_rows]
 
 

@@ -10,7 +10,7 @@ from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.mlp import GatedMLP, activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.vision_layers import PatchConvolution, attend_to_all, run_layer
+from jaxis.models.common.vision_layers import PatchConvolution, attend_within, one_segment, run_layer
 from jaxis.models.common.vision_tower import Patches
 
 _NORM_EPSILON = 1e-5
@@ -24,8 +24,8 @@ class PixtralAttention(JaxModule):
     """
 
     def __init__(self, scope: LayerScope) -> None:
-        size: int = scope.config["hidden_size"]
-        self.num_heads: int = scope.config["num_attention_heads"]
+        size: int = scope.config.get("hidden_size", 1024)
+        self.num_heads: int = scope.config.get("num_attention_heads", 16)
         into, out = ("heads", "embed"), ("embed", "heads")
         self.q_proj = linear(scope / "q_proj", size, size, axes=into)
         self.k_proj = linear(scope / "k_proj", size, size, axes=into)
@@ -39,7 +39,7 @@ class PixtralAttention(JaxModule):
         q = _rotate(self.q_proj(x).reshape(heads), cos, sin)
         k = _rotate(self.k_proj(x).reshape(heads), cos, sin)
         v = self.v_proj(x).reshape(heads)
-        return self.o_proj(attend_to_all(q, k, v, jnp.arange(x.shape[0]) >= num_patches))
+        return self.o_proj(attend_within(one_segment(x.shape[0], num_patches), q, k, v))
 
 
 class PixtralLayer(JaxModule):
@@ -50,11 +50,13 @@ class PixtralLayer(JaxModule):
     """
 
     def __init__(self, scope: LayerScope) -> None:
-        self.attention_norm = rms_norm(scope, epsilon=_NORM_EPSILON)
+        config = scope.config
+        num_features = config.get("hidden_size", 1024)
+        self.attention_norm = rms_norm(scope, num_features, epsilon=_NORM_EPSILON)
         self.attention = PixtralAttention(scope / "attention")
-        self.ffn_norm = rms_norm(scope, epsilon=_NORM_EPSILON)
-        activation = scope.config.get("hidden_act", "gelu")
-        self.feed_forward = GatedMLP(scope / "feed_forward", activation=activation)
+        self.ffn_norm = rms_norm(scope, num_features, epsilon=_NORM_EPSILON)
+        size, activation = config.get("intermediate_size", 4096), config.get("hidden_act", "gelu")
+        self.feed_forward = GatedMLP(scope / "feed_forward", intermediate_size=size, activation=activation)
 
     def __call__(self, x: jax.Array, angles: jax.Array, num_patches: jax.Array) -> jax.Array:
         """See `PixtralAttention`."""
@@ -70,7 +72,7 @@ class PixtralTransformer(JaxModule):
     """
 
     def __init__(self, scope: LayerScope) -> None:
-        self.layers = [PixtralLayer(scope.layer(i)) for i in range(scope.config["num_hidden_layers"])]
+        self.layers = [PixtralLayer(scope.layer(i)) for i in range(scope.config.get("num_hidden_layers", 24))]
 
 
 class PixtralTower(JaxModule):
@@ -86,18 +88,19 @@ class PixtralTower(JaxModule):
         config.expect("num_channels", 3)
         config.expect("attention_dropout", 0.0)
         config.ignore("image_size", because="positions have no table; the processor limits the size")
-        self.patch_size: int = config["patch_size"]
-        self.hidden_size: int = config["hidden_size"]
-        self.head_dim = self.hidden_size // config["num_attention_heads"]
+        self.patch_size: int = config.get("patch_size", 16)
+        self.hidden_size: int = config.get("hidden_size", 1024)
+        self.head_dim = self.hidden_size // config.get("num_attention_heads", 16)
         config.expect("head_dim", self.head_dim)
         rope = config.read_object("rope_parameters") or {}
         if rope.get("rope_type", "default") not in ("axial", "default"):
             raise ConfigError(
                 f"{config.source}: the vision tower has rope_type={rope['rope_type']!r}, which is not known"
             )
-        self.rope_theta = float(rope.get("rope_theta") or config.get("rope_theta", 10_000.0))
+        theta = config.get("rope_theta", 10_000.0)
+        self.rope_theta = float(rope.get("rope_theta") or theta)
         self.patch_conv = PatchConvolution(scope / "patch_conv", self.patch_size, self.hidden_size)
-        self.ln_pre = rms_norm(scope, epsilon=_NORM_EPSILON)
+        self.ln_pre = rms_norm(scope, self.hidden_size, epsilon=_NORM_EPSILON)
         self.transformer = PixtralTransformer(scope / "transformer")
 
     def __call__(self, patches: Patches) -> jax.Array:

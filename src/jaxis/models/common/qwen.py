@@ -12,6 +12,9 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 
+QWEN3_VL_MROPE = (24, 20, 20)
+"""The pairs that go by time, row and column, where config.json does not say it."""
+
 QWEN_MOE_RENAMES = (("mlp.shared_expert", "mlp.shared_experts"),)
 """What checkpoints call the expert that every token goes through."""
 

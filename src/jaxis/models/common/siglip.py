@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from jaxis.layers.leaves import layer_norm, linear
 from jaxis.layers.module import JaxModule
@@ -12,7 +11,8 @@ from jaxis.models.common.vision_layers import (
     PatchConvolution,
     PositionTable,
     VisionMLP,
-    attend_to_all,
+    attend_within,
+    one_segment,
     one_side,
     run_layer,
 )
@@ -40,7 +40,7 @@ class SiglipAttention(JaxModule):
         """x [P, C], the first `num_patches` of which are seen -> [P, C]."""
         heads = x.shape[0], self.num_heads, -1
         q, k, v = (layer(x).reshape(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
-        return self.out_proj(attend_to_all(q, k, v, jnp.arange(x.shape[0]) >= num_patches))
+        return self.out_proj(attend_within(one_segment(x.shape[0], num_patches), q, k, v))
 
 
 class SiglipLayer(JaxModule):

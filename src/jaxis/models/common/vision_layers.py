@@ -83,27 +83,42 @@ class VisionMLP(JaxModule):
         return self.fc2(self.act(self.fc1(x)))
 
 
-def attend_to_all(q: jax.Array, k: jax.Array, v: jax.Array, is_hidden: jax.Array) -> jax.Array:
-    """Attention of all patches to each other.
+def attend_within(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attention of patches to each other within their segments.
 
     Args:
+      segments: i32 [P], each patch's segment.
       q: [P, H, D].
       k: [P, H, D].
       v: [P, H, D].
-      is_hidden: bool [P], which are padding.
 
     Returns:
       [P, H * D].
     """
     num_patches = q.shape[0]
 
-    def attend(q: jax.Array) -> jax.Array:
+    def attend(chunk: tuple[jax.Array, jax.Array]) -> jax.Array:
+        q, own = chunk
         scores = jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
-        weights = jax.nn.softmax(jnp.where(is_hidden, -jnp.inf, scores), axis=-1)
+        weights = jax.nn.softmax(jnp.where(own[:, None] == segments, scores, -jnp.inf), axis=-1)
         return jnp.einsum("hqk,khd->qhd", weights.astype(v.dtype), v)
 
     chunk = math.gcd(_QUERY_CHUNK, num_patches)
-    return jax.lax.map(attend, q.reshape(-1, chunk, *q.shape[1:])).reshape(num_patches, -1)
+    return jax.lax.map(attend, (q.reshape(-1, chunk, *q.shape[1:]), segments.reshape(-1, chunk))).reshape(
+        num_patches, -1
+    )
+
+
+def one_segment(num_rows: int, num_patches: jax.Array) -> jax.Array:
+    """The segments of patches that all see each other: i32 [num_rows], those after `num_patches` apart."""
+    return jnp.where(jnp.arange(num_rows) < num_patches, 0, -1)
+
+
+def rotate_halves(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """x [P, H, D] with its halves rotated by angles [P, D / 2], computed in float32."""
+    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
 def vision_scope(scope: LayerScope) -> LayerScope:

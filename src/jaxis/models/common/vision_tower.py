@@ -39,32 +39,44 @@ class VisionTower(JaxModule, LoadableWithIterator):
     Attributes:
       config_keys: What of config.json is about it; a key of a nested object is written with dots.
       prefixes: How the names of its tensors begin in the checkpoint.
+      unused: How the names of those among them begin that embeddings do not depend on.
+      renames: Other beginnings that they have in files -> those of `prefixes`.
       patch_size: Pixels of a side of a patch.
       merge_size: Patches of a side of what becomes one embedding.
+      num_additions: After how many of the text's first layers something is added at an image's tokens (DeepStack,
+        arXiv:2406.04334); it follows the embeddings.
     """
 
     config_keys: ClassVar[tuple[str, ...]]
     prefixes: ClassVar[tuple[str, ...]]
+    unused: ClassVar[tuple[str, ...]] = ()
+    renames: ClassVar[tuple[tuple[str, str], ...]] = ()
     patch_size: int
     merge_size: int
+    num_additions: int = 0
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """Embeddings [P / merge_size ** 2, E], those of padding last, in the order of merged patches."""
+        """Embeddings [P / merge_size ** 2, E * (1 + num_additions)], in the order of merged patches, padding last."""
         raise NotImplementedError
 
     @classmethod
     def has_tensor(cls, name: str) -> bool:
         """Whether a tensor of this name in a checkpoint is the tower's."""
-        return _plain_name(name).startswith(cls.prefixes)
+        name = cls._plain_name(name)
+        return name.startswith(cls.prefixes) and not name.startswith(cls.unused)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
         """See `LoadableWithIterator`; tensors that are not the tower's are left alone."""
-        return super().load_weights((_plain_name(name), each) for name, each in weights if self.has_tensor(name))
+        return super().load_weights((self._plain_name(name), each) for name, each in weights if self.has_tensor(name))
 
-
-def _plain_name(name: str) -> str:
-    # As transformers names them; in files the text and the tower are on one level.
-    return name.removeprefix("model.")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        # As transformers names them; in files the text and the tower are on one level.
+        name = name.removeprefix("model.")
+        for old, new in cls.renames:
+            if name.startswith(old):
+                return new + name.removeprefix(old)
+        return name
 
 
 def pack_patches(pixels: np.ndarray, patch_size: int, merge_size: int, num_padded: int) -> np.ndarray:

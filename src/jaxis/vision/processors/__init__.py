@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxis.vision.processors.gemma3 import Gemma3Processor
 from jaxis.vision.processors.idefics3 import Idefics3Processor
 from jaxis.vision.processors.internvl import InternVLProcessor
 from jaxis.vision.processors.pixtral import PixtralProcessor
 from jaxis.vision.processors.processor import ImageProcessor
+from jaxis.vision.processors.qwen_vl import QwenVLProcessor
 from jaxis.vision.processors.settings import ProcessorSettings
 
 if TYPE_CHECKING:
@@ -21,6 +23,10 @@ _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcesso
     "Idefics3": Idefics3Processor.read,
     "SmolVLM": Idefics3Processor.read,
     "InternVL": InternVLProcessor.read,
+    "Gemma3": Gemma3Processor.read,
+    "Qwen2VL": QwenVLProcessor.read,
+    "Qwen2_5_VL": QwenVLProcessor.read,
+    "Qwen3VL": QwenVLProcessor.read,
 }
 """How the names of processors in the files begin -> what reads their settings."""
 

@@ -58,7 +58,7 @@ class InternVLProcessor(ImageProcessor):
             end_id=settings.token_id(_END, tokenizer),
         )
 
-    def grid(self, width: int, height: int) -> tuple[int, int]:
+    def tile_grid(self, width: int, height: int) -> tuple[int, int]:
         """Columns and rows of squares: of the grids whose proportions are nearest, the largest the image may fill."""
         if self.max_tiles <= 1:
             return 1, 1
@@ -75,7 +75,7 @@ class InternVLProcessor(ImageProcessor):
     def views(self, image: Image) -> np.ndarray:
         """See `ImageProcessor`; the squares row by row, and the whole last."""
         tile = self.tile_size
-        columns, rows = self.grid(*image.size)
+        columns, rows = self.tile_grid(*image.size)
         tiles = tiles_of(self.resized(image, columns * tile, rows * tile), tile)
         if len(tiles) == 1:
             return tiles
@@ -83,7 +83,7 @@ class InternVLProcessor(ImageProcessor):
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
         """See `ImageProcessor`."""
-        columns, rows = self.grid(width, height)
+        columns, rows = self.tile_grid(width, height)
         num_tiles = columns * rows
         count = (num_tiles + (num_tiles > 1)) * self.num_tokens
         return [self.start_id, *[self.placeholder_id] * count, self.end_id], list(range(1, count + 1))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -41,12 +42,14 @@ class ImageProcessor:
       resample: Pillow's number of the filter.
       placeholder: What stands for an image in a prompt before it is expanded.
       placeholder_id: The token.
+      is_bidirectional: Whether an image's tokens see each other, not just those before them.
     """
 
     pixel_scale: PixelScale
     resample: int
     placeholder: str
     placeholder_id: int
+    is_bidirectional: ClassVar[bool] = False
 
     def views(self, image: Image) -> np.ndarray:
         """What the tower sees of an upright RGB image, each view by itself: uint8 [views, height, width, 3]."""
@@ -55,6 +58,20 @@ class ImageProcessor:
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
         """The tokens that stand for an upright image of a size, and the places among them that take its embeddings."""
         raise NotImplementedError
+
+    def grid(self, width: int, height: int) -> tuple[int, int] | None:
+        """Rows and columns of an image's tokens, where RoPE counts them by both; None: as text."""
+        del width, height
+
+    def spelled(self, token_ids: Sequence[int], text: str | None) -> tuple[list[int], list[int]]:
+        """The tokens of a prompt with one token for each image, and the places of those.
+
+        Args:
+          token_ids: The prompt's tokens, with placeholders.
+          text: The prompt's text, if it has one.
+        """
+        del text
+        return list(token_ids), [i for i, token_id in enumerate(token_ids) if token_id == self.placeholder_id]
 
     def digest(self, views: np.ndarray) -> bytes:
         """SHA-256 of what the embeddings depend on besides the tower: each field with its length."""

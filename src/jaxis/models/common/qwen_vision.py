@@ -1,0 +1,435 @@
+"""What encodes images for Qwen2-VL (arXiv:2409.12191), Qwen2.5-VL (arXiv:2502.13923) and Qwen3-VL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxis.errors import ConfigError
+from jaxis.kernels.weights import matmul
+from jaxis.layers.leaves import layer_norm, linear, rms_norm
+from jaxis.layers.mlp import GatedMLP, activation_function
+from jaxis.layers.module import JaxModule
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.qwen import QWEN3_VL_MROPE
+from jaxis.models.common.vision_layers import (
+    PositionTable,
+    VisionMLP,
+    attend_within,
+    one_side,
+    parameter,
+    rotate_halves,
+    run_layer,
+    vision_scope,
+)
+from jaxis.models.common.vision_tower import Patches, VisionTower
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+    from jaxis.config.hf_config import HFConfig
+
+MakeNorm = Callable[..., Any]
+MakeMLP = Callable[[LayerScope], Any]
+
+_EPSILON = 1e-6
+_MAX_SIDE = 1 << 15  # windows of a row
+
+
+class FrameConvolution(JaxModule):
+    """A convolution over frames and pixels whose kernels do not overlap; all frames of an image are the same.
+
+    Args:
+      scope: The layer's scope.
+      num_features: C.
+      num_frames: Of a kernel.
+      patch_size: Pixels of a side of a patch.
+      use_bias: Whether there is a `bias` [C].
+    """
+
+    def __init__(
+        self, scope: LayerScope, num_features: int, num_frames: int, patch_size: int, *, use_bias: bool
+    ) -> None:
+        self.weight = parameter(scope, num_features, 3, num_frames, patch_size, patch_size)
+        self.bias = parameter(scope, num_features) if use_bias else None
+
+    def __call__(self, pixels: jax.Array) -> jax.Array:
+        """pixels [P, patch * patch * 3], channels last -> [P, C]."""
+        weight = jnp.sum(self.weight[...].astype(jnp.float32), axis=2).astype(pixels.dtype)
+        product = matmul(pixels, weight.transpose(0, 2, 3, 1).reshape(weight.shape[0], -1))
+        return product if self.bias is None else product + self.bias[...]
+
+
+class QwenPatchEmbed(JaxModule):
+    """The convolution.
+
+    Args:
+      scope: The layer's scope, with the tower's config.
+      num_features: C.
+      patch_size: Pixels of a side of a patch.
+      use_bias: Whether it has a bias.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int, patch_size: int, *, use_bias: bool) -> None:
+        frames = scope.config.get("temporal_patch_size", 2)
+        self.proj = FrameConvolution(scope / "proj", num_features, frames, patch_size, use_bias=use_bias)
+
+
+class QwenVisionAttention(JaxModule):
+    """Attention of an image's patches to each other.
+
+    Args:
+      scope: The layer's scope.
+      num_features: C.
+      num_heads: H.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int, num_heads: int) -> None:
+        self.num_heads = num_heads
+        self.qkv = linear(scope / "qkv", num_features, 3 * num_features, axes=("heads", "embed"), use_bias=True)
+        self.proj = linear(scope / "proj", num_features, num_features, axes=("embed", "heads"), use_bias=True)
+
+    def __call__(self, x: jax.Array, angles: jax.Array, segments: jax.Array) -> jax.Array:
+        """x [P, C], angles [P, D / 2], and segments i32 [P] within which patches see each other -> [P, C]."""
+        q, k, v = jnp.moveaxis(self.qkv(x).reshape(x.shape[0], 3, self.num_heads, -1), 1, 0)
+        return self.proj(attend_within(segments, rotate_halves(q, angles), rotate_halves(k, angles), v))
+
+
+class QwenVisionMLP(JaxModule):
+    """`linear_fc2(act(linear_fc1(x)))`.
+
+    Args:
+      scope: The layer's scope.
+      num_features: C.
+      size: F.
+      activation: Its name.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int, size: int, activation: str) -> None:
+        self.linear_fc1 = linear(scope / "linear_fc1", num_features, size, axes=("mlp", "embed"), use_bias=True)
+        self.act = activation_function(activation)
+        self.linear_fc2 = linear(scope / "linear_fc2", size, num_features, axes=("embed", "mlp"), use_bias=True)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[P, C] -> [P, C]."""
+        return self.linear_fc2(self.act(self.linear_fc1(x)))
+
+
+class QwenVisionBlock(JaxModule):
+    """A pre-norm layer.
+
+    Args:
+      scope: The layer's scope, with the tower's config.
+      num_features: C.
+      make_norm: Makes its norms: `layer_norm` or `rms_norm`.
+      make_mlp: Makes its feed-forward block.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int, make_norm: MakeNorm, make_mlp: MakeMLP) -> None:
+        self.norm1 = make_norm(scope, num_features, epsilon=_EPSILON)
+        self.norm2 = make_norm(scope, num_features, epsilon=_EPSILON)
+        self.attn = QwenVisionAttention(scope / "attn", num_features, scope.config.get("num_heads", 16))
+        self.mlp = make_mlp(scope / "mlp")
+
+    def __call__(self, x: jax.Array, angles: jax.Array, segments: jax.Array) -> jax.Array:
+        """See `QwenVisionAttention`."""
+        x = x + self.attn(self.norm1(x), angles, segments)
+        return x + self.mlp(self.norm2(x))
+
+
+class QwenMerger(JaxModule):
+    """From neighbouring patches to embeddings of the text.
+
+    Args:
+      scope: The merger's scope, with the tower's config.
+      num_features: C.
+      size: E.
+      make_norm: Makes its norm.
+      norms_merged: Whether the norm is over neighbours together, not over each patch.
+    """
+
+    def __init__(
+        self, scope: LayerScope, num_features: int, size: int, make_norm: MakeNorm, *, norms_merged: bool = False
+    ) -> None:
+        self.merged_size = num_features * scope.config.get("spatial_merge_size", 2) ** 2
+        self.norms_merged = norms_merged
+        self.norm = make_norm(scope, self.merged_size if norms_merged else num_features, epsilon=_EPSILON)
+        self.linear_fc1 = linear(
+            scope / "linear_fc1", self.merged_size, self.merged_size, axes=("mlp", "embed"), use_bias=True
+        )
+        self.act = activation_function("gelu")
+        self.linear_fc2 = linear(scope / "linear_fc2", self.merged_size, size, axes=("embed", "mlp"), use_bias=True)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [P, C] -> [P / merge_size ** 2, E]."""
+        if self.norms_merged:
+            x = self.norm(x.reshape(-1, self.merged_size))
+        else:
+            x = self.norm(x).reshape(-1, self.merged_size)
+        return self.linear_fc2(self.act(self.linear_fc1(x)))
+
+
+class QwenVisual(JaxModule):
+    """The vision transformer, with its merger.
+
+    Args:
+      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
+      num_features: C.
+      size: E.
+      make_norm: Makes the norms: `layer_norm` or `rms_norm`.
+      make_mlp: Makes the layers' feed-forward blocks.
+      patch_size: Pixels of a side of a patch, if the config does not say it.
+      has_bias: Whether the convolution has a bias.
+      num_layers: The layers, if the config does not say it.
+
+    Raises:
+      ConfigError: The config asks for something that is not supported.
+    """
+
+    def __init__(
+        self,
+        scope: LayerScope,
+        num_features: int,
+        size: int,
+        make_norm: MakeNorm,
+        make_mlp: MakeMLP,
+        *,
+        patch_size: int,
+        has_bias: bool = False,
+        num_layers: int,
+    ) -> None:
+        config = scope.config
+        config.expect("in_channels", 3)
+        config.expect("in_chans", 3)
+        for key in ("model_type", "tokens_per_second", "spatial_patch_size"):
+            config.ignore(key, because="it is about video, or says again what the class says")
+        rope = config.read_object("rope_parameters") or {}
+        if rope.get("rope_type", "axial") not in ("axial", "default"):
+            raise ConfigError(
+                f"{config.source}: the vision tower has rope_type={rope['rope_type']!r}, which is not known"
+            )
+        self.rope_theta = float(rope.get("rope_theta", 10_000.0))
+        self.head_dim = num_features // config.get("num_heads", 16)
+        self.patch_size = one_side(config.get("patch_size", patch_size), config.source)
+        self.merge_size: int = config.get("spatial_merge_size", 2)
+        self.patch_embed = QwenPatchEmbed(scope / "patch_embed", num_features, self.patch_size, use_bias=has_bias)
+        self.blocks = [
+            QwenVisionBlock(scope / "blocks" / str(i), num_features, make_norm, make_mlp)
+            for i in range(config.get("depth", num_layers))
+        ]
+        self.merger = QwenMerger(scope / "merger", num_features, size, make_norm)
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """The patches -> [P / merge_size ** 2, E]."""
+        return self.merger(self.through_blocks(self.patch_embed.proj(patches.pixels), patches)[-1])
+
+    def through_blocks(self, x: jax.Array, patches: Patches) -> list[jax.Array]:
+        """x [P, C], as the convolution leaves it -> what leaves each layer, all [P, C]."""
+        inverse = 1.0 / self.rope_theta ** (
+            jnp.arange(0, self.head_dim // 2, 2, dtype=jnp.float32) / (self.head_dim // 2)
+        )
+        places = (patches.rows, patches.columns)
+        angles = jnp.concatenate([each.astype(jnp.float32)[:, None] * inverse for each in places], axis=-1)
+        is_padding = jnp.arange(x.shape[0]) >= patches.num_patches
+        outputs = []
+        for i, block in enumerate(self.blocks):
+            segments = jnp.where(is_padding, -1, self.segments(i, patches))
+            x = run_layer(block, x, angles, segments)
+            outputs.append(x)
+        return outputs
+
+    def segments(self, layer: int, patches: Patches) -> jax.Array:
+        """i32 [P]: within which patches see each other in a layer."""
+        del layer
+        return jnp.zeros_like(patches.rows)
+
+
+class Qwen2_5Visual(QwenVisual):
+    """Qwen2.5-VL's: most layers see windows only.
+
+    Args:
+      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
+    """
+
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        size = config.get("intermediate_size", 3420)
+        activation = config.get("hidden_act", "silu")
+
+        def make_mlp(scope: LayerScope) -> GatedMLP:
+            return GatedMLP(scope, intermediate_size=size, activation=activation, use_bias=True)
+
+        super().__init__(
+            scope,
+            config.get("hidden_size", 3584),
+            config.get("out_hidden_size", 3584),
+            rms_norm,
+            make_mlp,
+            patch_size=14,
+            num_layers=32,
+        )
+        self.whole_layers = frozenset(config.get("fullatt_block_indexes", [7, 15, 23, 31]))
+        merged = config.get("window_size", 112) // self.merge_size // self.patch_size
+        self.window_side = merged * self.merge_size
+
+    def segments(self, layer: int, patches: Patches) -> jax.Array:
+        """See `QwenVisual`."""
+        if layer in self.whole_layers:
+            return super().segments(layer, patches)
+        return patches.rows // self.window_side * _MAX_SIDE + patches.columns // self.window_side
+
+
+class Qwen3Visual(QwenVisual):
+    """Qwen3-VL's: positions from a table that is stretched over the image, and features of several layers (DeepStack).
+
+    Args:
+      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
+      deepstack_layers: Those of DeepStack, if the config does not name them.
+    """
+
+    def __init__(self, scope: LayerScope, deepstack_layers: tuple[int, ...] = (8, 16, 24)) -> None:
+        config = scope.config
+        num_features, size = config.get("hidden_size", 1152), config.get("out_hidden_size", 3584)
+        inside = config.get("intermediate_size", 4304)
+        activation = config.get("hidden_act", "gelu_pytorch_tanh")
+
+        def make_mlp(scope: LayerScope) -> QwenVisionMLP:
+            return QwenVisionMLP(scope, num_features, inside, activation)
+
+        super().__init__(scope, num_features, size, layer_norm, make_mlp, patch_size=16, has_bias=True, num_layers=27)
+        num_places = config.get("num_position_embeddings", 2304)
+        self.table_side = math.isqrt(num_places)
+        self.pos_embed = PositionTable(scope / "pos_embed", num_places, num_features)
+        self.deepstack_layers = tuple(config.get("deepstack_visual_indexes", deepstack_layers))
+        self.deepstack_merger_list = [
+            QwenMerger(scope / "deepstack_merger_list" / str(i), num_features, size, layer_norm, norms_merged=True)
+            for i in range(len(self.deepstack_layers))
+        ]
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """The patches -> [P / merge_size ** 2, E * (1 + layers of DeepStack)]."""
+        x = self.patch_embed.proj(patches.pixels)
+        outputs = self.through_blocks(x + self._positions(patches).astype(x.dtype), patches)
+        deep = [merger(outputs[i]) for i, merger in zip(self.deepstack_layers, self.deepstack_merger_list, strict=True)]
+        return jnp.concatenate([self.merger(outputs[-1]), *deep], axis=-1)
+
+    def _positions(self, patches: Patches) -> jax.Array:
+        """[P, C]: of the four places of the table around each patch, by how near they are."""
+        taps = []
+        for places in (patches.rows, patches.columns):
+            # Padding is in the first row and column.
+            last = jnp.maximum(jnp.max(places), 1)
+            at = places.astype(jnp.float32) * (self.table_side - 1) / last
+            low = jnp.floor(at)
+            beyond = at - low
+            first = low.astype(jnp.int32)
+            taps.append(((first, 1 - beyond), (jnp.minimum(first + 1, self.table_side - 1), beyond)))
+        return sum(
+            (
+                self.pos_embed(row * self.table_side + column) * (near_row * near_column)[:, None]
+                for row, near_row in taps[0]
+                for column, near_column in taps[1]
+            ),
+            start=jnp.zeros((), jnp.float32),
+        )
+
+
+class QwenVision(VisionTower):
+    """A vision tower of Qwen's.
+
+    Args:
+      vllm_config: Its config is what `config_keys` name.
+      rng: For the initial weights.
+
+    Raises:
+      ConfigError: config.json asks for something that is not supported.
+    """
+
+    config_keys = (
+        "vision_config",
+        *(f"{parent}{key}" for parent in ("", "text_config.") for key in ("rope_scaling", "rope_parameters")),
+    )
+    prefixes = ("visual.",)
+    # What Qwen2-VL and Qwen2.5-VL call the parts of the merger.
+    renames = (
+        ("visual.merger.ln_q.", "visual.merger.norm."),
+        ("visual.merger.mlp.0.", "visual.merger.linear_fc1."),
+        ("visual.merger.mlp.2.", "visual.merger.linear_fc2."),
+    )
+    make_visual: ClassVar[Callable[[LayerScope], QwenVisual]]
+    # Whether the pairs that go by time, row and column take turns, and how many there are where config.json has none.
+    is_interleaved: ClassVar[bool] = False
+    default_section: ClassVar[tuple[int, ...] | None] = None
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
+        scope = LayerScope(vllm_config, rng)
+        self._check_rope(scope.config)
+        self.visual = type(self).make_visual(vision_scope(scope / "visual"))
+        self.patch_size, self.merge_size = self.visual.patch_size, self.visual.merge_size
+        if isinstance(self.visual, Qwen3Visual):
+            self.num_additions = len(self.visual.deepstack_layers)
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """See `VisionTower`."""
+        return self.visual(patches)
+
+    def _check_rope(self, config: HFConfig) -> None:
+        """Raises a ConfigError if the text's RoPE does not count rows and columns as the family's does."""
+        settings: dict[str, Any] = {}
+        for parent in (config, config.get_text_config()):
+            for key in ("rope_scaling", "rope_parameters"):
+                settings |= parent.read_object(key) or {}
+        has_section = settings.get("mrope_section", self.default_section) is not None
+        is_interleaved = settings.get("mrope_interleaved", self.is_interleaved and self.default_section is not None)
+        if not has_section or bool(is_interleaved) != self.is_interleaved:
+            raise ConfigError(
+                f"{config.source}: images need mrope_section and mrope_interleaved={self.is_interleaved} in the text's "
+                "RoPE: correct the file, or leave the vision tower out with limit_mm_per_prompt={'image': 0}"
+            )
+
+
+def _qwen2_visual(scope: LayerScope) -> QwenVisual:
+    config = scope.config
+    num_features, ratio = config.get("embed_dim", 1280), config.get("mlp_ratio", 4)
+    activation = config.get("hidden_act", "quick_gelu")
+
+    def make_mlp(scope: LayerScope) -> VisionMLP:
+        return VisionMLP(scope, num_features, int(num_features * ratio), activation)
+
+    size = config.get("hidden_size", 3584)
+    return QwenVisual(scope, num_features, size, layer_norm, make_mlp, patch_size=14, num_layers=32)
+
+
+class Qwen2VLVision(QwenVision):
+    """Qwen2-VL's."""
+
+    make_visual = staticmethod(_qwen2_visual)
+
+
+class Qwen2_5VLVision(QwenVision):
+    """Qwen2.5-VL's."""
+
+    make_visual = Qwen2_5Visual
+
+
+class Qwen3VLVision(QwenVision):
+    """Qwen3-VL's."""
+
+    make_visual = Qwen3Visual
+    is_interleaved = True
+    default_section = QWEN3_VL_MROPE
+
+
+def _qwen3_5_visual(scope: LayerScope) -> Qwen3Visual:
+    return Qwen3Visual(scope, deepstack_layers=())
+
+
+class Qwen3_5Vision(QwenVision):
+    """That of Qwen3.5 and later."""
+
+    make_visual = staticmethod(_qwen3_5_visual)
+    is_interleaved = True

@@ -1,0 +1,79 @@
+"""Images of Qwen2-VL and later: in their own proportions, whose places RoPE counts by row and column."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxis.vision.processors.processor import ImageProcessor
+from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from jaxis.tokenizer import Tokenizer
+
+_IMAGE = "<|image_pad|>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenVLProcessor(ImageProcessor):
+    """Sides are multiples of a merged patch, and images have a number of pixels between two bounds.
+
+    Attributes:
+      side: Pixels of a side of a merged patch.
+      min_pixels, max_pixels: Of an image.
+    """
+
+    side: int
+    min_pixels: int
+    max_pixels: int
+
+    @classmethod
+    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> QwenVLProcessor:
+        """Reads the settings of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+
+        Raises:
+          ConfigError: A setting is missing or not supported.
+        """
+        settings.check("min_pixels", "max_pixels", "temporal_patch_size", "merge_size")
+        size = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+        for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+            size[name] = settings.image(name, None) or settings.size("size", edge, size[name])
+        return cls(
+            pixel_scale=settings.scale(CLIP_SCALE),
+            resample=settings.image("resample", 3),
+            placeholder=_IMAGE,
+            placeholder_id=settings.token_id(_IMAGE, tokenizer),
+            side=settings.image("patch_size", 14) * settings.image("merge_size", 2),
+            **size,
+        )
+
+    def target_size(self, width: int, height: int) -> tuple[int, int]:
+        """The width and height that an image is resized to."""
+        side, most = self.side, self.max_pixels
+        columns, rows = round(width / side), round(height / side)
+        if columns * rows * side * side > most:
+            shrink = math.sqrt(height * width / most)
+            columns, rows = (max(math.floor(each / shrink / side), 1) for each in (width, height))
+        elif columns * rows * side * side < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (height * width))
+            columns, rows = (math.ceil(each * grow / side) for each in (width, height))
+        return columns * side, rows * side
+
+    def views(self, image: Image) -> np.ndarray:
+        """See `ImageProcessor`."""
+        return np.asarray(self.resized(image, *self.target_size(*image.size)))[None]
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """See `ImageProcessor`."""
+        width, height = self.target_size(width, height)
+        return height // self.side, width // self.side
+
+    def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
+        """See `ImageProcessor`."""
+        count = math.prod(self.grid(width, height))
+        return [self.placeholder_id] * count, list(range(count))

@@ -1,0 +1,34 @@
+"""Towers of published checkpoints: every setting of theirs is known."""
+
+import json
+
+import pytest
+
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import ConfigError
+from jaxis.models.common.text_part import TextPart
+from jaxis.models.model_loader import construct_abstractly
+from jaxis.models.registry import model_class_of
+from jaxis.vision.room import _config_of_tower
+from tests.support.published_models import FOLDER
+
+
+def towers():
+    for path in sorted(FOLDER.glob("*.json")):
+        config = HFConfig(json.loads(path.read_text()), source=path.name)
+        try:
+            model_class = model_class_of(config)
+        except ConfigError:
+            continue  # one that jaxis says it does not run
+        if issubclass(model_class, TextPart) and model_class.tower is not None:
+            yield pytest.param(config, model_class.tower, id=path.stem)
+
+
+@pytest.mark.parametrize(("config", "tower_class"), towers())
+def test_a_tower_is_made_as_its_config_says(config, tower_class):
+    chosen = _config_of_tower(VllmConfig(ModelConfig(model="", hf_config=config)), tower_class)
+    tower = construct_abstractly(chosen, check_config=True, model_class=tower_class)
+    num_parameters = sum(param.get_value().size for _, param in tower.named_parameters())
+    assert 350e6 < num_parameters < 700e6  # published towers are of few sizes
+    assert (tower.patch_size, tower.merge_size) in {(14, 2), (16, 2)}
