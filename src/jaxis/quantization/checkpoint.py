@@ -29,6 +29,7 @@ from jaxis.loading.checkpoint_files import (
 from jaxis.loading.headers import HeaderTensor
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
 from jaxis.models.common.interfaces import DropsRedundantTensors, RenamesTensors
+from jaxis.models.common.text_part import TextPart
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.quantization import compressed_tensors_export, mlx
 from jaxis.quantization.checkpoint_parts import CheckpointParts
@@ -86,7 +87,7 @@ def quantize_checkpoint(
 
     Args:
       source: An unquantized checkpoint in Hugging Face format.
-      destination: A folder that does not exist yet.
+      destination: A folder that does not exist yet; a vision tower is copied into it as it is.
       rules: The types of each module.
       calibrated: Weights that are quantized already, of the types that `quantize` returns, by the names of their
         modules (see `Part`); the others are quantized while they are read.
@@ -111,7 +112,7 @@ def quantize_checkpoint(
     modules = parts.schemes()
     if not any(scheme for _, scheme in modules.values()):
         raise ConfigError("the quantization rules leave every module as it is: there is nothing to quantize")
-    export = export_format(modules)
+    tower = model.tower if isinstance(model, TextPart) else None
     try:
         partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
     except OSError as error:
@@ -119,10 +120,21 @@ def quantize_checkpoint(
     try:
         with Checkpoint(source) as checkpoint:
             names = _without_redundant(model, checkpoint)
+            of_tower = set() if tower is None else set(filter(tower.has_tensor, checkpoint.names()))
             try:
-                headers = [(name, _header(checkpoint, name)) for name in names]
-                parts.check(((names[name], header) for name, header in headers), type(model).__name__)
-                shards = plan_shards(_specs(headers, names, parts, export), max_shard_bytes)
+                kept = names.keys() | of_tower
+                headers = {name: _header(checkpoint, name) for name in checkpoint.names() if name in kept}
+                text = ((names[name], headers[name]) for name in headers if name in names)
+                parts.check(text, type(model).__name__)
+                # The tower stays as it is, which formats must say of what they take for linear layers.
+                modules |= {
+                    name.removesuffix(".weight"): ("Linear", None)
+                    for name in headers
+                    if name in of_tower and name.endswith(".weight") and len(headers[name].shape) == 2
+                }
+                names |= {name: name for name in of_tower}
+                export = export_format(modules)
+                shards = plan_shards(_specs(headers.items(), names, parts, export), max_shard_bytes)
                 stream = _quantized(checkpoint, names, parts, export, calibrated or {}, on_progress)
                 _write_shards(partial, shards, stream)
             except CheckpointError as error:
