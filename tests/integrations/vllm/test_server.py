@@ -78,6 +78,20 @@ def reference():
     return jaxis.LLM(**ENGINE, dtype="float32", kv_cache_memory="64MiB", show_progress=False)
 
 
+def test_the_front_end_has_no_jax():
+    """It forks the engine's process, in which a fork of JAX's threads would wait forever."""
+    script = """
+import sys
+from vllm.engine.arg_utils import EngineArgs
+
+config = EngineArgs(sys.argv[1], dtype="float32").create_engine_config()
+print(config.parallel_config.worker_cls, [name for name in ("jax", "jaxlib") if name in sys.modules])
+"""
+    process = HostProcess(["-c", script, str(EMBEDDED_MODEL)], VLLM_PLUGINS="jaxis")
+    assert process.wait() == 0, process.output
+    assert "jaxis.integrations.vllm.worker.JaxisWorker []" in process.output
+
+
 def test_thirty_two_clients_at_once_get_jaxis_answers(client, reference):
     prompts = [[10 + i, 20 + i, 30 + i] for i in range(32)]
     params = [{"temperature": 1.0, "seed": i, "max_tokens": 12 + i % 5} for i in range(32)]
