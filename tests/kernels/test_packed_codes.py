@@ -11,7 +11,7 @@ import pytest
 from jaxis.kernels import native
 from jaxis.kernels.weights import CodedWeight, PackedWeight, QuantizedWeight, dequantize, fused_matmul, lookup, pack
 from jaxis.kernels.weights import packed_weight as packed
-from jaxis.kernels.weights.packed_weight import experts
+from jaxis.kernels.weights.packed_weight import PackedExperts
 from jaxis.kernels.weights.stack_packer import StackPacker
 from tests.support.coded_weights import KINDS, random_codes
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
@@ -138,7 +138,7 @@ def test_experts(kinds_of_matrices, act_qtype):
     x = random(5, size) / 64
     ids = np.array([[0, 2], [1, 0], [2, 2], [0, 1], [-1, 1]], np.int32)
     weights = random(5, 2, seed=1)
-    y = experts(jnp.asarray(x), ids, weights, gate, up, down, activation="silu", act_qtype=act_qtype)
+    y = PackedExperts(gate, up, down, activation="silu", act_qtype=act_qtype)(jnp.asarray(x), ids, weights)
 
     def product(x, weight, dense):
         return (x if act_qtype is None else rounded_activations(x)) @ dense.T

@@ -11,7 +11,7 @@ import pytest
 from jaxis.kernels import native
 from jaxis.kernels.weights import WeightScheme, as_weight, quantize
 from jaxis.kernels.weights import packed_weight as packed
-from jaxis.kernels.weights.packed_weight import experts
+from jaxis.kernels.weights.packed_weight import PackedExperts
 from jaxis.kernels.weights.stack_packer import StackPacker
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 from tests.support.quantized_products import LOW_PRECISION_FLOATS, expected_weight, quantized_product, random_blocks
@@ -109,7 +109,7 @@ class Layer:
     def run(self, x, ids, weights, **options):
         @jax.jit
         def run(x, ids, weights, stacks, biases):
-            return experts(x, ids, weights, *stacks, biases, alpha=ALPHA, limit=LIMIT, **options)
+            return PackedExperts(*stacks, biases, alpha=ALPHA, limit=LIMIT, **options)(x, ids, weights)
 
         stacks = [self.gate.packed, self.up.packed, self.down.packed]
         return np.asarray(run(x, ids, weights, stacks, [jnp.asarray(bias) for bias in self.biases]))

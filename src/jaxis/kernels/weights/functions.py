@@ -30,7 +30,7 @@ from jaxis.kernels.weights.shards import (
     shard_specs,
     stack_struct,
 )
-from jaxis.kernels.weights.weight import Allocate, ExpertStacks, GatedUnit, Weight, WeightValue
+from jaxis.kernels.weights.weight import Allocate, ExpertStacks, Weight, WeightValue
 from jaxis.parallel.mesh import on_each_device
 
 # Products with a weight: by XLA, or on TPU and GPU by a kernel where XLA would hold it dequantized in memory.
@@ -227,27 +227,24 @@ def experts(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stac
         return experts_by_groups(x, expert_ids, expert_weights, stacks)
     if stacks.additions is not None:
         return stacks.up.experts(x, expert_ids, expert_weights, stacks)  # which nothing differentiates
-    kernel = _packed_experts(stacks.num_experts, stacks.gated_unit, stacks.scales_input)
+    kernel = _packed_experts(stacks.with_arrays([None] * 3, [None] * 3))
     return kernel(x, expert_ids, expert_weights, stacks.weights, stacks.biases)
 
 
 @functools.cache
-def _packed_experts(num_experts: int, gated_unit: GatedUnit, scales_input: bool) -> Callable[..., jax.Array]:
+def _packed_experts(without_arrays: ExpertStacks) -> Callable[..., jax.Array]:
     """`experts` of weights and biases of packed stacks; its derivative is that of products of what these stand for."""
-
-    def stacks_of(weights: Sequence[Any], biases: Sequence[Any]) -> ExpertStacks:
-        (gate, up, down), (gate_bias, up_bias, down_bias) = weights, biases
-        return ExpertStacks(gate, up, down, gate_bias, up_bias, down_bias, num_experts, gated_unit, scales_input)
 
     def kernel(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, weights: Any, biases: Any) -> jax.Array:
         _, up, _ = weights
-        return up.experts(x, expert_ids, expert_weights, stacks_of(weights, biases))
+        return up.experts(x, expert_ids, expert_weights, without_arrays.with_arrays(weights, biases))
 
     def definition(
         x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, weights: Any, biases: Any
     ) -> jax.Array:
         floats = [None if weight is None else floats_of(weight) for weight in weights]
-        stacks = stacks_of(floats, [None if bias is None else bias.astype(jnp.float32) for bias in biases])
+        float_biases = [None if bias is None else bias.astype(jnp.float32) for bias in biases]
+        stacks = without_arrays.with_arrays(floats, float_biases)
         return experts_by_groups(x.astype(jnp.float32), expert_ids, expert_weights, stacks).astype(x.dtype)
 
     return native.transformable(kernel, definition)

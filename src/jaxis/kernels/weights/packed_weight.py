@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self, TypeAlias
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -133,10 +133,9 @@ class PackedWeight(Weight):
         assert isinstance(down, PackedWeight)
         assert unit is not None
         biases = [bias.astype(jnp.float32) for bias in biases if bias is not None]
-        act_qtype = gate.format.act_qtype
-        operands = inputs, expert_ids, expert_weights, gate, self, down, biases
+        packed = PackedExperts(gate, self, down, biases, act_qtype=gate.format.act_qtype, **unit)
         if (additions := stacks.additions) is None:
-            y = experts(*operands, act_qtype=act_qtype, **unit)
+            y = packed(inputs, expert_ids, expert_weights)
             return (y.reshape(num_tokens, k, -1).sum(1) if stacks.scales_input else y).astype(x.dtype)
         slots = additions.slots.reshape(-1)
         rows = inputs if stacks.scales_input else inputs.repeat(k, axis=0)
@@ -145,7 +144,7 @@ class PackedWeight(Weight):
         )
         assert to_up is not None
         addends = to_up if to_gate is None else to_gate, to_up
-        y, hidden = experts_and_hidden(*operands, addends, act_qtype=act_qtype, **unit)
+        y, hidden = packed.with_hidden(inputs, expert_ids, expert_weights, addends)
         if stacks.scales_input:
             y = y.reshape(num_tokens, k, -1).sum(1)
         change = additions.of_outputs(hidden.reshape(num_tokens * k, -1), slots) * expert_weights.reshape(-1, 1)
@@ -402,29 +401,11 @@ def _in_blocks(x: jax.Array, weight: PackedWeight) -> jax.Array:
     return jnp.moveaxis(products, 0, 1).reshape(len(x), -1)[:, : weight.out_size]
 
 
-def experts(
-    x: jax.Array,
-    expert_ids: jax.Array,
-    expert_weights: jax.Array,
-    gate: PackedWeight,
-    up: PackedWeight,
-    down: PackedWeight,
-    biases: Sequence[jax.Array] = (),
-    *,
-    activation: str,
-    alpha: float = 0.0,
-    limit: float = 0.0,
-    act_qtype: str | None = None,
-) -> jax.Array:
-    """Sum over each token's slots of `weight * down(activation(gate(x), up(x)))`, with the slot's expert.
+@dataclass(frozen=True)
+class PackedExperts:
+    """X experts as their kernel takes them.
 
-    Reads each used expert's weights once, and no others. Results are batch-invariant, bit for bit: a token's slots are
-    summed in the order of their experts.
-
-    Args:
-      x: float32 [T, E].
-      expert_ids: i32 [T, k]; ids outside [0, X) contribute nothing.
-      expert_weights: float32 [T, k].
+    Attributes:
       gate: Stack of X weights [F, E].
       up: Stack of X weights [F, E].
       down: Stack of X weights [E, F].
@@ -436,73 +417,77 @@ def experts(
       alpha: Parameter of "clamped_swiglu".
       limit: Parameter of "clamped_swiglu" and "capped_swiglu".
       act_qtype: "int8" quantizes the inputs of the products dynamically, as for `quantized_matmul`; None does not.
-
-    Returns:
-      float32 [T, E].
     """
-    operands = x, expert_ids, expert_weights, gate, up, down, biases
-    unit = {"activation": activation, "alpha": alpha, "limit": limit, "act_qtype": act_qtype}
-    [y] = _call_experts([jax.ShapeDtypeStruct(x.shape, jnp.float32)], *operands, **unit)
-    return y
 
+    gate: PackedWeight
+    up: PackedWeight
+    down: PackedWeight
+    biases: Sequence[jax.Array] = ()
+    _: KW_ONLY
+    activation: str
+    alpha: float = 0.0
+    limit: float = 0.0
+    act_qtype: str | None = None
 
-def experts_and_hidden(
-    x: jax.Array,
-    expert_ids: jax.Array,
-    expert_weights: jax.Array,
-    gate: PackedWeight,
-    up: PackedWeight,
-    down: PackedWeight,
-    biases: Sequence[jax.Array],
-    addends: tuple[jax.Array, jax.Array],
-    **unit: Any,
-) -> tuple[jax.Array, jax.Array]:
-    """`experts`, with addends of each slot's gate and up.
+    def __call__(self, x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array) -> jax.Array:
+        """Sum over each token's slots of `weight * down(activation(gate(x), up(x)))`, with the slot's expert.
 
-    The arguments are those of `experts`; addends, float32 [T, k, F] each, are added to the products and biases, the
-    gate's only where `gate` is read. Returns float32 [T, E] and the input of each slot's `down`, float32 [T, k, F].
-    """
-    outputs = [jax.ShapeDtypeStruct(x.shape, jnp.float32), jax.ShapeDtypeStruct(addends[1].shape, jnp.float32)]
-    operands = x, expert_ids, expert_weights, gate, up, down, [*biases, *addends]
-    y, hidden = _call_experts(outputs, *operands, **unit)
-    return y, hidden
+        Reads each used expert's weights once, and no others. Results are batch-invariant, bit for bit: a token's slots
+        are summed in the order of their experts.
 
+        Args:
+          x: float32 [T, E].
+          expert_ids: i32 [T, k]; ids outside [0, X) contribute nothing.
+          expert_weights: float32 [T, k].
 
-def _call_experts(
-    outputs: Sequence[jax.ShapeDtypeStruct],
-    x: jax.Array,
-    expert_ids: jax.Array,
-    expert_weights: jax.Array,
-    gate: PackedWeight,
-    up: PackedWeight,
-    down: PackedWeight,
-    others: Sequence[jax.Array],
-    *,
-    activation: str,
-    alpha: float = 0.0,
-    limit: float = 0.0,
-    act_qtype: str | None = None,
-) -> Sequence[jax.Array]:
-    return native.call(
-        "experts",
-        outputs,
-        x,
-        expert_ids,
-        expert_weights,
-        gate.data,
-        up.data,
-        down.data,
-        *others,
-        gate_format=gate.format.encode(),
-        up_format=up.format.encode(),
-        down_format=down.format.encode(),
-        num_experts=np.int64(len(gate.data)),
-        hidden_size=np.int64(gate.out_size),
-        quantize_activations=act_qtype is not None,
-        activation=np.int32(ACTIVATIONS[activation]),
-        alpha=np.float32(alpha),
-        limit=np.float32(limit),
-    )
+        Returns:
+          float32 [T, E].
+        """
+        [y] = self._call([jax.ShapeDtypeStruct(x.shape, jnp.float32)], x, expert_ids, expert_weights)
+        return y
+
+    def with_hidden(
+        self,
+        x: jax.Array,
+        expert_ids: jax.Array,
+        expert_weights: jax.Array,
+        addends: tuple[jax.Array, jax.Array],
+    ) -> tuple[jax.Array, jax.Array]:
+        """The same, with addends of each slot's gate and up.
+
+        Addends, float32 [T, k, F] each, are added to the products and biases, the gate's only where `gate` is read.
+        Returns float32 [T, E] and the input of each slot's `down`, float32 [T, k, F].
+        """
+        outputs = [jax.ShapeDtypeStruct(x.shape, jnp.float32), jax.ShapeDtypeStruct(addends[1].shape, jnp.float32)]
+        y, hidden = self._call(outputs, x, expert_ids, expert_weights, addends)
+        return y, hidden
+
+    def _call(
+        self,
+        outputs: Sequence[jax.ShapeDtypeStruct],
+        x: jax.Array,
+        expert_ids: jax.Array,
+        expert_weights: jax.Array,
+        addends: Sequence[jax.Array] = (),
+    ) -> Sequence[jax.Array]:
+        weights = self.gate, self.up, self.down
+        return native.call(
+            "experts",
+            outputs,
+            *(x, expert_ids, expert_weights),
+            *(weight.data for weight in weights),
+            *self.biases,
+            *addends,
+            gate_format=self.gate.format.encode(),
+            up_format=self.up.format.encode(),
+            down_format=self.down.format.encode(),
+            num_experts=np.int64(len(self.gate.data)),
+            hidden_size=np.int64(self.gate.out_size),
+            quantize_activations=self.act_qtype is not None,
+            activation=np.int32(ACTIVATIONS[self.activation]),
+            alpha=np.float32(self.alpha),
+            limit=np.float32(self.limit),
+        )
 
 
 def device_array(packed: np.ndarray) -> jax.Array:

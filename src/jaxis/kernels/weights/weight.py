@@ -180,7 +180,7 @@ class GatedUnit(Protocol):
 
     @property
     def kernel_arguments(self) -> Mapping[str, Any] | None:
-        """The unit as arguments of `packed_weight.experts`; None if the kernel does not support it."""
+        """The unit as arguments of `PackedExperts`; None if the kernel does not support it."""
         ...
 
 
