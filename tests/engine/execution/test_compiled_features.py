@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxis.engine.execution.runner import MAX_EXACT, CompiledFeatures
+from jaxis.engine.execution.compiled_features import MAX_EXACT, CompiledFeatures
 from jaxis.engine.execution.sampler import sample
 from jaxis.engine.execution.sampling_batch import (
     SamplerFeatures,

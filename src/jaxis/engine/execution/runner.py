@@ -8,30 +8,28 @@ step, and are copied to the host when asked for.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxis.engine.execution.compiled_features import CompiledFeatures
 from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep, SamplingStates, StepExperts
 from jaxis.engine.execution.input_encoder import InputEncoder
 from jaxis.engine.execution.program_key import ProgramKey
 from jaxis.engine.execution.programs import CompileWait, Programs
 from jaxis.engine.execution.sampler import SamplerOutput
-from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingPacker, build_sampling_batch, scoring_batch
+from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingPacker, build_sampling_batch
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.execution.step_inputs import InputFields, StepShape, StepShapes, pack_step
+from jaxis.engine.execution.step_logits import StepLogits, first_rows, parts_of_head, places_of_rows, token_rows
 from jaxis.engine.execution.step_programs import (
-    LOGITS_CHUNK_ROWS,
     ForwardKey,
     GreedyStepKey,
-    LogitsKey,
     SampleKey,
     WholeKey,
 )
-from jaxis.engine.execution.token_logprobs import TokenLogprobs, joined_logprobs
 from jaxis.engine.execution.variants import HEAD
 from jaxis.engine.kv_connector import KVConnector
 from jaxis.engine.scheduling.block_manager import BlockManager
@@ -41,54 +39,11 @@ from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import SequenceId
 from jaxis.prompts import EmbeddedInput
-from jaxis.sampling_params import RAW_LOGPROBS, SamplingParams
+from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.layers.module import JaxModule
-
-
-# Which features the sampler's programs are compiled for: few, whatever requests ask for.
-
-
-MAX_EXACT = 8  # programs for each number of rows that do just what a step needs
-
-
-class CompiledFeatures:
-    """Chooses the features of the program that samples a step.
-
-    A program takes about three megabytes, and requests can combine features in hundreds of ways, for each of a dozen
-    numbers of rows. Only the first MAX_EXACT combinations get a program of their own. From then on, a step takes a
-    program that does what the step needs and more; the tokens are the same.
-    """
-
-    def __init__(self) -> None:
-        self._chosen: dict[int, list[SamplerFeatures]] = {}  # by number of rows
-
-    def choose(self, num_rows: int, features: SamplerFeatures) -> SamplerFeatures:
-        """The features of the program to use: the given ones, or more.
-
-        Args:
-          num_rows: R.
-          features: What the step needs.
-        """
-        chosen = self._chosen.setdefault(num_rows, [])
-        if features in chosen:
-            return features
-        if len(chosen) >= MAX_EXACT:
-            covering = [other for other in chosen if other.covers(features)]
-            if covering:
-                return min(covering, key=_cost)
-            features = functools.reduce(SamplerFeatures.join, chosen, features)
-        chosen.append(features)
-        return features
-
-
-def _cost(features: SamplerFeatures) -> tuple[int, int]:
-    """Orders features by what they cost a step, roughly: first by passes over the vocabulary, then by widths."""
-    passes = [features.has_filters, features.allowed_width, features.mask_width, features.num_logprobs is not None]
-    widths = [value for value in dataclasses.astuple(features) if type(value) is int]
-    return sum(map(bool, passes)) + (not features.greedy_only), sum(widths)
 
 
 class NewestStep(NamedTuple):
@@ -163,6 +118,7 @@ class Runner:
         )
         self._weights = b""
         self._ranks: list[Scheduler] = []
+        self._step_logits = StepLogits(programs, self.vocab_size, self.variants)
         self._forget_last_step()
         self._ended_sampling = SequenceSampling(
             SamplingParams(temperature=0.0),
@@ -211,7 +167,7 @@ class Runner:
             self.programs.precompile(GreedyStepKey(shape))
             return
         self.programs.precompile(ForwardKey(shape))
-        self.programs.precompile(SampleKey(shape.num_rows, SamplerFeatures(), _of_head(variant_parts)))
+        self.programs.precompile(SampleKey(shape.num_rows, SamplerFeatures(), parts_of_head(variant_parts)))
 
     def padded(self, num_rows: int) -> int:
         """What this many rows are padded to, for which there are programs."""
@@ -296,19 +252,19 @@ class Runner:
         if any(entry.samples for entry in output.scheduled):
             self._unsampled = output
         if self.on_step_logits is not None:
-            rows = _token_rows(output, shape.num_tokens)
-            places = self._places_of_rows([(entry, entry.num_tokens) for entry in output.scheduled], len(rows))
-            self.on_step_logits(output, self._logits(shape.num_tokens, rows, _of_head(parts), places))
+            rows = token_rows(output, shape.num_tokens)
+            places = places_of_rows(self.variants, [(entry, entry.num_tokens) for entry in output.scheduled], len(rows))
+            self.on_step_logits(output, self._step_logits.of_rows(shape.num_tokens, rows, parts_of_head(parts), places))
         prompt_logprobs = []
         if any(map(_has_prompt_logprobs, output.scheduled)):
             prompt_logprobs = [
-                (i, self._prompt_logprobs(shape.num_tokens, entry, first_row))
-                for i, (entry, first_row) in enumerate(_first_rows(output, shape.num_tokens))
+                (i, self._step_logits.prompt_logprobs(shape.num_tokens, entry, first_row))
+                for i, (entry, first_row) in enumerate(first_rows(output, shape.num_tokens))
                 if _has_prompt_logprobs(entry)
             ]
         experts = None
         if wants_experts:
-            rows = [each for each in _first_rows(output, shape.num_tokens) if _wants_experts(each[0])]
+            rows = [each for each in first_rows(output, shape.num_tokens) if _wants_experts(each[0])]
             experts = StepExperts(expert_ids, rows)
         sampler = functools.partial(self._sample, output, shape.num_rows)
         return ForwardedStep(output, prompt_logprobs, sampler, experts)
@@ -317,17 +273,17 @@ class Runner:
         """Runs a step without sampling; returns its tokens' logits, float32 [T, V]."""
         shape = self.step_shape(output.num_tokens)
         self._forward(output, shape)
-        return self._logits(shape.num_tokens, _token_rows(output, shape.num_tokens))
+        return self._step_logits.of_rows(shape.num_tokens, token_rows(output, shape.num_tokens))
 
     def whole_logits(self, token_ids: Sequence[int], rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """Logits, float32 [T, V], of one whole sequence without a cache; of these rows only, where given."""
         num_padded = self._whole(token_ids)
-        return self._logits(num_padded, np.arange(len(token_ids)) if rows is None else np.asarray(rows))
+        return self._step_logits.of_rows(num_padded, np.arange(len(token_ids)) if rows is None else np.asarray(rows))
 
     def iterate_whole_logits(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
         """As `whole_logits`, in parts of up to LOGITS_CHUNK_ROWS rows; until the last, nothing else may run."""
         num_padded = self._whole(token_ids)
-        yield from self._logits_in_chunks(num_padded, np.arange(len(token_ids)))
+        yield from self._step_logits.in_chunks(num_padded, np.arange(len(token_ids)))
 
     def _whole(self, token_ids: Sequence[int]) -> int:
         """Dispatches the model over one whole sequence, without a cache; returns its number of padded tokens."""
@@ -336,7 +292,7 @@ class Runner:
         padded = self._step_shapes.padded(num_tokens)
         input_ids = np.zeros(padded, np.int32)
         input_ids[:num_tokens] = token_ids
-        self._num_hidden += 1
+        self._step_logits.num_replaced += 1
         self.newest = None
         self.programs.run(WholeKey(padded), input_ids, num_tokens)
         return padded
@@ -407,7 +363,7 @@ class Runner:
         self.inflight_rows: dict[SequenceId, int] = {}
         # The engine has a step in flight for each stage while it dispatches another.
         self._sampling_packer = SamplingPacker(self.vocab_size, self.num_stages)
-        self._num_hidden = 0  # how often the executor's hidden states were replaced
+        self._step_logits.num_replaced += 1
 
     def _forward(
         self, output: SchedulerOutput, shape: StepShape, *, returns_experts: bool = False
@@ -415,7 +371,7 @@ class Runner:
         """Dispatches the model; returns what it was called with, and what it returns."""
         self.connector.step_dispatching(output)
         packed = self._pack(output, shape)
-        self._num_hidden += 1
+        self._step_logits.num_replaced += 1
         self.newest = None
         returned = self.programs.run(ForwardKey(shape, returns_experts), packed)
         self.connector.step_dispatched(output)
@@ -473,73 +429,15 @@ class Runner:
     def _run_sampler(
         self, output: SchedulerOutput, num_rows: int, features: SamplerFeatures, parameters: np.ndarray | None
     ) -> SamplerOutput:
-        parts = _of_head(self._variant_parts(output))
+        parts = parts_of_head(self._variant_parts(output))
         places = []
         if parts is not None:
             places = [
-                self._places_of_rows([(entry, entry.num_rows) for entry in rank.scheduled], num_rows)
+                places_of_rows(self.variants, [(entry, entry.num_rows) for entry in rank.scheduled], num_rows)
                 for rank in output.ranks
             ]
             places = [_joined(places)]
         return self.programs.run(SampleKey(num_rows, features, parts), parameters, *places)
-
-    def _places_of_rows(self, entries: Sequence[tuple[ScheduledSequence, int]], num_rows: int) -> np.ndarray:
-        """The places of rows, int32 [S]: of the sequences' variants, so many rows of each; then 0."""
-        places = np.zeros(num_rows, np.int32)
-        if self.variants is not None:
-            of_rows = [place for entry, n in entries for place in [self.variants.place_of(entry.sequence.variant)] * n]
-            places[: len(of_rows)] = of_rows
-        return places
-
-    def _logits(
-        self,
-        num_padded: int,
-        rows: np.ndarray,
-        variant_parts: frozenset[str] | None = None,
-        places: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Logits of these rows of the hidden states, of which there are `num_padded`; see `LogitsKey`."""
-        return np.concatenate(list(self._logits_in_chunks(num_padded, rows, variant_parts, places)))
-
-    def _logits_in_chunks(
-        self,
-        num_padded: int,
-        rows: np.ndarray,
-        variant_parts: frozenset[str] | None = None,
-        places: np.ndarray | None = None,
-    ) -> Iterator[np.ndarray]:
-        key, hidden = LogitsKey(num_padded, targets=False, variant_parts=variant_parts), self._num_hidden
-        for start in range(0, len(rows), LOGITS_CHUNK_ROWS):
-            if self._num_hidden != hidden:
-                raise RuntimeError("another step ran before the last of the logits were taken")
-            of_rows = [] if variant_parts is None or places is None else [_chunk(places[start:])]
-            logits = self.programs.run(key, _chunk(rows[start:].astype(np.int32)), *of_rows)
-            yield np.asarray(logits)[: len(rows) - start]
-
-    def _prompt_logprobs(self, num_padded: int, entry: ScheduledSequence, first_row: int) -> TokenLogprobs[np.ndarray]:
-        """Log-probabilities of the token after each of the entry's prompt tokens, while that is a prompt token too."""
-        targets = entry.sequence.prompt_token_ids[entry.start + 1 : entry.start + entry.num_tokens + 1]
-        features, parameters = None, []
-        if entry.sequence.sampling_params.logprobs_mode not in (None, RAW_LOGPROBS):
-            batch = scoring_batch(entry.sequence.sampling_params, LOGITS_CHUNK_ROWS, self.vocab_size)
-            features = batch.features
-            parameters = [SamplingPacker(self.vocab_size).pack([batch], LOGITS_CHUNK_ROWS, features)]
-        variant, places = entry.sequence.variant, []
-        parts = None if self.variants is None or not variant else _of_head(self.variants.parts_of(variant))
-        if parts is not None:
-            places = [self._places_of_rows([(entry, LOGITS_CHUNK_ROWS)], LOGITS_CHUNK_ROWS)]
-        key = LogitsKey(num_padded, targets=True, features=features, variant_parts=parts)
-        chunks: list[TokenLogprobs[np.ndarray]] = []
-        for start in range(0, len(targets), LOGITS_CHUNK_ROWS):
-            rows = _chunk(np.arange(first_row + start, first_row + len(targets), dtype=np.int32))
-            scored = self.programs.run(key, rows, _chunk(np.asarray(targets[start:], np.int32)), *parameters, *places)
-            chunks.append(scored.each(np.asarray))
-        return joined_logprobs(chunks, len(targets))
-
-
-def _of_head(variant_parts: frozenset[str] | None) -> frozenset[str] | None:
-    """The parts that programs of logits are for; None: no variant changes the head."""
-    return variant_parts if variant_parts is not None and HEAD in variant_parts else None
 
 
 def _has_prompt_logprobs(entry: ScheduledSequence) -> bool:
@@ -553,28 +451,6 @@ def _wants_experts(entry: ScheduledSequence) -> bool:
     return bool(entry.sequence.sampling_params.return_routed_experts)
 
 
-def _first_rows(output: SchedulerOutput, num_padded: int) -> Iterator[tuple[ScheduledSequence, int]]:
-    """Each entry, and its first row of the hidden states of all data ranks, of which each has `num_padded`."""
-    for index, rank in enumerate(output.ranks):
-        row = index * num_padded
-        for entry in rank.scheduled:
-            yield entry, row
-            row += entry.num_tokens
-
-
-def _token_rows(output: SchedulerOutput, num_padded: int) -> np.ndarray:
-    """The rows of a step's tokens."""
-    parts = [np.arange(first, first + entry.num_tokens) for entry, first in _first_rows(output, num_padded)]
-    return np.concatenate(parts)
-
-
 def _joined(vectors: Sequence[np.ndarray]) -> np.ndarray:
     """Vectors one after the other; of one rank, its own."""
     return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
-
-
-def _chunk(values: np.ndarray) -> np.ndarray:
-    """The first LOGITS_CHUNK_ROWS values, padded with zeros."""
-    chunk = np.zeros(LOGITS_CHUNK_ROWS, values.dtype)
-    chunk[: min(len(values), LOGITS_CHUNK_ROWS)] = values[:LOGITS_CHUNK_ROWS]
-    return chunk

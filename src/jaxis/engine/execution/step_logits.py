@@ -1,0 +1,132 @@
+"""Logits of the hidden states that a step leaves on the devices: to compare them, and to score prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jaxis.engine.execution.programs import Programs
+from jaxis.engine.execution.sampling_batch import SamplingPacker, scoring_batch
+from jaxis.engine.execution.step_programs import LOGITS_CHUNK_ROWS, LogitsKey
+from jaxis.engine.execution.token_logprobs import TokenLogprobs, joined_logprobs
+from jaxis.engine.execution.variants import HEAD, Variants
+from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
+from jaxis.sampling_params import RAW_LOGPROBS
+
+
+class StepLogits:
+    """Takes logits of the newest hidden states, of which all rows but the first ones are padding.
+
+    Attributes:
+      num_replaced: How often the hidden states were replaced, counted by the runner, which replaces them.
+
+    Args:
+      programs: Of the model.
+      vocab_size: V.
+      variants: Of the model; None: there are none.
+    """
+
+    def __init__(self, programs: Programs, vocab_size: int, variants: Variants | None) -> None:
+        self._programs, self._vocab_size, self._variants = programs, vocab_size, variants
+        self.num_replaced = 0
+
+    def of_rows(
+        self,
+        num_padded: int,
+        rows: np.ndarray,
+        variant_parts: frozenset[str] | None = None,
+        places: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Logits, float32 [len(rows), V]; the arguments are those of `in_chunks`."""
+        return np.concatenate(list(self.in_chunks(num_padded, rows, variant_parts, places)))
+
+    def in_chunks(
+        self,
+        num_padded: int,
+        rows: np.ndarray,
+        variant_parts: frozenset[str] | None = None,
+        places: np.ndarray | None = None,
+    ) -> Iterator[np.ndarray]:
+        """Logits in parts of up to LOGITS_CHUNK_ROWS rows.
+
+        Args:
+          num_padded: Rows of the hidden states.
+          rows: Which of them.
+          variant_parts: See `LogitsKey`.
+          places: Of the rows' variants.
+
+        Raises:
+          RuntimeError: The hidden states were replaced before the last part was taken.
+        """
+        key, num_replaced = LogitsKey(num_padded, targets=False, variant_parts=variant_parts), self.num_replaced
+        for start in range(0, len(rows), LOGITS_CHUNK_ROWS):
+            if self.num_replaced != num_replaced:
+                raise RuntimeError("another step ran before the last of the logits were taken")
+            of_rows = [] if variant_parts is None or places is None else [_chunk(places[start:])]
+            logits = self._programs.run(key, _chunk(rows[start:].astype(np.int32)), *of_rows)
+            yield np.asarray(logits)[: len(rows) - start]
+
+    def prompt_logprobs(self, num_padded: int, entry: ScheduledSequence, first_row: int) -> TokenLogprobs[np.ndarray]:
+        """Log-probabilities of the token after each of the entry's prompt tokens, while that is a prompt token too.
+
+        Args:
+          num_padded: Rows of the hidden states.
+          entry: Of the step that left them.
+          first_row: The first of its rows.
+        """
+        targets = entry.sequence.prompt_token_ids[entry.start + 1 : entry.start + entry.num_tokens + 1]
+        features, parameters = None, []
+        if entry.sequence.sampling_params.logprobs_mode not in (None, RAW_LOGPROBS):
+            batch = scoring_batch(entry.sequence.sampling_params, LOGITS_CHUNK_ROWS, self._vocab_size)
+            features = batch.features
+            parameters = [SamplingPacker(self._vocab_size).pack([batch], LOGITS_CHUNK_ROWS, features)]
+        variant, places = entry.sequence.variant, []
+        parts = None if self._variants is None or not variant else parts_of_head(self._variants.parts_of(variant))
+        if parts is not None:
+            places = [places_of_rows(self._variants, [(entry, LOGITS_CHUNK_ROWS)], LOGITS_CHUNK_ROWS)]
+        key = LogitsKey(num_padded, targets=True, features=features, variant_parts=parts)
+        chunks: list[TokenLogprobs[np.ndarray]] = []
+        for start in range(0, len(targets), LOGITS_CHUNK_ROWS):
+            rows = _chunk(np.arange(first_row + start, first_row + len(targets), dtype=np.int32))
+            scored = self._programs.run(key, rows, _chunk(np.asarray(targets[start:], np.int32)), *parameters, *places)
+            chunks.append(scored.each(np.asarray))
+        return joined_logprobs(chunks, len(targets))
+
+
+def parts_of_head(variant_parts: frozenset[str] | None) -> frozenset[str] | None:
+    """The parts that programs of logits are for; None: no variant changes the head."""
+    return variant_parts if variant_parts is not None and HEAD in variant_parts else None
+
+
+def places_of_rows(
+    variants: Variants | None, entries: Sequence[tuple[ScheduledSequence, int]], num_rows: int
+) -> np.ndarray:
+    """The places of rows, int32 [num_rows]: of the sequences' variants, so many rows of each; then 0."""
+    places = np.zeros(num_rows, np.int32)
+    if variants is not None:
+        of_rows = [place for entry, n in entries for place in [variants.place_of(entry.sequence.variant)] * n]
+        places[: len(of_rows)] = of_rows
+    return places
+
+
+def first_rows(output: SchedulerOutput, num_padded: int) -> Iterator[tuple[ScheduledSequence, int]]:
+    """Each entry, and its first row of the hidden states of all data ranks, of which each has `num_padded`."""
+    for index, rank in enumerate(output.ranks):
+        row = index * num_padded
+        for entry in rank.scheduled:
+            yield entry, row
+            row += entry.num_tokens
+
+
+def token_rows(output: SchedulerOutput, num_padded: int) -> np.ndarray:
+    """The rows of a step's tokens."""
+    parts = [np.arange(first, first + entry.num_tokens) for entry, first in first_rows(output, num_padded)]
+    return np.concatenate(parts)
+
+
+def _chunk(values: np.ndarray) -> np.ndarray:
+    """The first LOGITS_CHUNK_ROWS values, padded with zeros."""
+    chunk = np.zeros(LOGITS_CHUNK_ROWS, values.dtype)
+    chunk[: min(len(values), LOGITS_CHUNK_ROWS)] = values[:LOGITS_CHUNK_ROWS]
+    return chunk
