@@ -41,7 +41,7 @@ def load(
     quant_config = quantization_of_checkpoint(hf_config, parse_quantization(quantization), TensorListing(folder))
     config = VllmConfig(
         ModelConfig(str(folder), hf_config, dtype=dtype, max_model_len=64),
-        load_config=LoadConfig(load_format),
+        load_config=LoadConfig(load_format=load_format),
         quant_config=PackingConfig(quant_config) if native else quant_config,
     )
     return load_model(config, make_mesh())

@@ -72,5 +72,5 @@ def load(
     model_config = ModelConfig(
         str(folder), HFConfig.from_folder(folder, hf_overrides), dtype=dtype, max_model_len=64, seed=seed
     )
-    vllm_config = VllmConfig(model_config, load_config=LoadConfig(load_format), quant_config=quant_config)
+    vllm_config = VllmConfig(model_config, load_config=LoadConfig(load_format=load_format), quant_config=quant_config)
     return load_model(vllm_config, make_mesh(), stage=stage)

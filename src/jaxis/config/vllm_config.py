@@ -41,7 +41,7 @@ class ModelConfig:
     enable_return_routed_experts: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CacheConfig:
     """The paged KV cache.
 
@@ -119,7 +119,7 @@ class TensorChanges(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoadConfig:
     """Where the weights come from.
 
