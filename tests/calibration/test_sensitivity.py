@@ -52,6 +52,7 @@ def test_every_module_has_an_option_for_each_width(sensitivities):
     assert int8 == pytest.approx(expected, rel=0.02)  # norms are not weights of modules
 
 
+@pytest.mark.slow
 def test_sensitivities_are_the_divergences_that_quantizing_one_module_causes(sensitivities, windows):
     """To second order, without quantized activations; of every sixth module, from the least sensitive on."""
     ranked = sorted(sensitivities, key=lambda each: each.options[1].kl)

@@ -55,6 +55,7 @@ def test_names_of_slow_rows_are_names_of_rows():
     assert quick_as_gguf >= QUICK_AS_GGUF
 
 
+@pytest.mark.sampled(2)
 @families_of_every_kind
 def test_logits_and_every_layer_equal_transformers_on_whole_sequences(family: Family):
     for length in PROMPT_LENGTHS:

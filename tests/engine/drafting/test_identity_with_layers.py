@@ -43,6 +43,7 @@ def answers(engine):
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "kind",
     [

@@ -82,7 +82,7 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.sampled
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "num_blocks"),
     [
