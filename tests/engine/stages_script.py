@@ -113,8 +113,8 @@ def main(folder: str, sizes: str, kinds: str = "quick", arguments: str = "{}") -
             if tensor == 1 and is_native:
                 assert bits(llm) == expected_bits
             check_parameters(llm, stages)
+            check_overlap(llm, stages)
             if kinds == "all":
-                check_overlap(llm, stages)
                 check_stream_and_abort(llm, expected["simple"])
                 check_failed_step(llm, expected["simple"])
             has_states = llm.engine.runner.num_state_slots is not None

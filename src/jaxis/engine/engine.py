@@ -363,7 +363,9 @@ class LLMEngine:
     def _step(self) -> list[Request]:
         # A step that was dispatched ahead began when the one before it was taken in.
         started = self._last_step_ended if self._inflight else time.monotonic()
-        forwarded = self._run_ahead(1 + self.runner.num_stages)
+        # Stages that are all busy gain nothing from one more step, and its sequences would be missing in the others.
+        num_ahead = 1 if self.scheduler.takes_tokens_in_flight else 0
+        forwarded = self._run_ahead(self.runner.num_stages + num_ahead)
         if not self._inflight:
             return []
         current = self._inflight.popleft()
