@@ -271,3 +271,21 @@ def test_a_folder_without_config_says_what_it_is(tmp_path, name, message):
     (tmp_path / name).write_text("{}")
     with pytest.raises(CheckpointError, match=message):
         HFConfig.from_folder(tmp_path)
+
+
+def test_keys_are_called_what_the_file_calls_them():
+    config = HFConfig(
+        {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "activation_function": "relu"}, source="a file"
+    )
+    assert config["hidden_size"] == 64
+    with pytest.raises(ConfigError, match="a file has activation_function='relu', of which only 'gelu' is supported"):
+        config.expect("hidden_act", "gelu")
+    with pytest.raises(ConfigError, match="a file has no 'n_head', which"):
+        config["num_attention_heads"]
+    assert {use.key: use.use for use in config.key_uses()} == {
+        "model_type": "neutral",
+        "n_embd": "used",
+        "n_layer": "unread",
+        "activation_function": "used",
+    }
+    assert HFConfig({"model_type": "gpt2", "hidden_act": "relu"}).key_uses()[-1].key == "hidden_act"

@@ -89,7 +89,9 @@ for size in map(int, sys.argv[2:]):
     if attention.qkv_proj is None:  # one head, whole, or all of a device's
         [rows] = {shard.data.shape[0] for shard in attention.k_proj.weight[...].addressable_shards}
         assert rows == attention.head_dim * max(attention.num_kv_heads // size, 1)
-    assert model.lm_head is None or model.lm_head.weight[...].sharding.is_fully_replicated
+    if model.lm_head is not None:  # padded to what the devices divide
+        [rows] = {shard.data.shape[0] for shard in model.lm_head.weight[...].addressable_shards}
+        assert rows == -(-131 // size)
     paged = PagedSequences(model, mesh=mesh)
     assert jax.tree.leaves(paged.caches[0])[0].addressable_shards[0].data.shape[2] == 2 * max(2, size) // size
     first, second = PagedSequence(), PagedSequence()

@@ -145,7 +145,7 @@ class KeyUse:
     """How one key of a config was used.
 
     Attributes:
-      key: The key; one of a nested object is written with dots.
+      key: The key as config.json has it; one of a nested object is written with dots.
       value: As config.json has it.
       use: "used" was read; "default" was read, and has the value that the reader assumes without it, or is null;
         "neutral" cannot change logits, of any model or of this one (`HFConfig.ignore`); "ignored" is some tool's, and
@@ -176,7 +176,7 @@ class HFConfig(Mapping[str, Any]):
       source: What the config was read from, for error messages.
     """
 
-    __slots__ = ("_ignored", "_path", "_read", "_values", "source")
+    __slots__ = ("_ignored", "_path", "_read", "_spellings", "_values", "source")
 
     def __init__(
         self,
@@ -202,7 +202,11 @@ class HFConfig(Mapping[str, Any]):
         # Key -> whether every reader so far assumes, without the key, the value that it has.
         self._read: dict[str, bool] = {}
         self._ignored: set[str] = set()
-        plain = with_defaults(_apply_overrides(copy.deepcopy(dict(values)), overrides or {}, source))
+        given = _apply_overrides(copy.deepcopy(dict(values)), overrides or {}, source)
+        # A usual key -> what the file calls it, or would.
+        own_names = USUAL_KEYS.get(str(given.get("model_type")), {})
+        self._spellings = {usual: own for own, usual in own_names.items() if usual not in given}
+        plain = with_defaults(given)
         self._values = {
             key: HFConfig(value, source=source, _path=f"{_path}{key}.") if isinstance(value, dict) else value
             for key, value in plain.items()
@@ -220,10 +224,11 @@ class HFConfig(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         if key not in self:
+            name = self._as_written(key)
             raise _MissingKeyError(
-                f"{self.source} has no {self._path + key!r}, which the model needs: "
-                f"add it to the file, or give hf_overrides={{{self._path + key!r}: ...}}",
-                keys=[self._path + key],
+                f"{self.source} has no {name!r}, which the model needs: "
+                f"add it to the file, or give hf_overrides={{{name!r}: ...}}",
+                keys=[name],
             )
         self._read[key] = False
         return self._values[key]
@@ -251,11 +256,8 @@ class HFConfig(Mapping[str, Any]):
         """
         value = self.get(key, expected[0])
         if value not in expected:
-            wanted = " or ".join(map(repr, expected))
-            raise ConfigError(
-                f"{self.source} has {self._path + key}={value!r}, of which only {wanted} is supported",
-                keys=[self._path + key],
-            )
+            wanted, name = " or ".join(map(repr, expected)), self._as_written(key)
+            raise ConfigError(f"{self.source} has {name}={value!r}, of which only {wanted} is supported", keys=[name])
 
     def ignore(self, key: str, *, because: str) -> None:
         """Declares that the model knows a key and that its value, or nested values, have no effect.
@@ -343,8 +345,12 @@ class HFConfig(Mapping[str, Any]):
             else:
                 verdict = judge(key, plain, self._values.get("model_type"), self._plain)
                 use, because = verdict.use, verdict.because
-            uses.append(KeyUse(self._path + key, plain, use, because))
+            uses.append(KeyUse(self._as_written(key), plain, use, because))
         return uses
+
+    def _as_written(self, key: str) -> str:
+        """What the file calls a key, with the objects that contain it."""
+        return self._path + self._spellings.get(key, key)
 
     def _repeats_what_was_read(self, key: str, value: Any) -> bool:
         """Whether a key says once more, under another name of the same number, what was read."""
