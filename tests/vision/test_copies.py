@@ -6,7 +6,7 @@ import pytest
 from jaxis import LLM, SamplingParams
 from jaxis.bringup.convert.convert import convert_checkpoint
 from jaxis.loading.open_checkpoint import open_checkpoint
-from jaxis.models.mistral3 import Mistral3Vision
+from jaxis.models.common.pixtral import PixtralVision
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
 from tests.support.vision_checkpoints import random_image, write_mistral3
@@ -21,7 +21,7 @@ def source(tmp_path_factory):
 
 def tower_of(folder):
     with open_checkpoint(folder) as checkpoint:
-        return {name: checkpoint.tensor(name).copy() for name in checkpoint.names() if Mistral3Vision.has_tensor(name)}
+        return {name: checkpoint.tensor(name).copy() for name in checkpoint.names() if PixtralVision.has_tensor(name)}
 
 
 def answer(folder, **arguments):

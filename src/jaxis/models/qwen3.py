@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
-
-import jax
-from flax import nnx
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
@@ -16,15 +12,10 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
-from jaxis.models.common.pixtral import PixtralProjector, PixtralTower
+from jaxis.models.common.pixtral import PixtralVision
 from jaxis.models.common.qwen import QWEN3_VL_MROPE, qwen_layer_span
 from jaxis.models.common.qwen_vision import Qwen3VLVision
 from jaxis.models.common.text_part import InnerTextPart
-from jaxis.models.common.vision_layers import vision_scope
-from jaxis.models.common.vision_tower import Patches, VisionTower
-
-if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
 
 
 class Qwen3DecoderLayer(PreNormDecoderLayer):
@@ -65,29 +56,10 @@ class Qwen3VLForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
     other_keys = ("vision_config",)
 
 
-class LightOnOcrVision(VisionTower):
-    """The vision tower of LightOnOCR, with its projector.
+class LightOnOcrVision(PixtralVision):
+    """That of LightOnOCR: Mistral 3's under other names."""
 
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
-
-    config_keys = ("vision_config", "spatial_merge_size", "text_config.hidden_size", "text_config.rms_norm_eps")
-    prefixes = ("vision_encoder.", "vision_projection.")
-
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
-        self.vision_encoder = PixtralTower(vision_scope(scope / "vision_encoder"))
-        self.vision_projection = PixtralProjector(scope / "vision_projection", self.vision_encoder.hidden_size)
-        self.patch_size, self.merge_size = self.vision_encoder.patch_size, self.vision_projection.merge_size
-
-    def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
-        return self.vision_projection(self.vision_encoder(patches))
+    renames = (("vision_encoder.", "vision_tower."), ("vision_projection.", "multi_modal_projector."))
 
 
 class LightOnOcrForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
-from jaxis.errors import ConfigError
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.mlp import GatedMLP, activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.vision_layers import PatchConvolution, attend_within, one_segment, run_layer
-from jaxis.models.common.vision_tower import Patches
+from jaxis.models.common.vision_layers import (
+    PatchConvolution,
+    attend_within,
+    axial_rope_theta,
+    one_segment,
+    rotate_halves,
+    run_layer,
+    vision_scope,
+)
+from jaxis.models.common.vision_tower import Patches, VisionTower
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
 
 _NORM_EPSILON = 1e-5
 
@@ -36,8 +49,8 @@ class PixtralAttention(JaxModule):
         """x [P, C], the first `num_patches` of which are seen, and angles [P, D / 2] -> [P, C]."""
         heads = x.shape[0], self.num_heads, -1
         cos, sin = jnp.cos(angles).astype(x.dtype)[:, None], jnp.sin(angles).astype(x.dtype)[:, None]
-        q = _rotate(self.q_proj(x).reshape(heads), cos, sin)
-        k = _rotate(self.k_proj(x).reshape(heads), cos, sin)
+        q = rotate_halves(self.q_proj(x).reshape(heads), cos, sin)
+        k = rotate_halves(self.k_proj(x).reshape(heads), cos, sin)
         v = self.v_proj(x).reshape(heads)
         return self.o_proj(attend_within(one_segment(x.shape[0], num_patches), q, k, v))
 
@@ -92,13 +105,7 @@ class PixtralTower(JaxModule):
         self.hidden_size: int = config.get("hidden_size", 1024)
         self.head_dim = self.hidden_size // config.get("num_attention_heads", 16)
         config.expect("head_dim", self.head_dim)
-        rope = config.read_object("rope_parameters") or {}
-        if rope.get("rope_type", "default") not in ("axial", "default"):
-            raise ConfigError(
-                f"{config.source}: the vision tower has rope_type={rope['rope_type']!r}, which is not known"
-            )
-        theta = config.get("rope_theta", 10_000.0)
-        self.rope_theta = float(rope.get("rope_theta") or theta)
+        self.rope_theta = axial_rope_theta(config, config.get("rope_theta", 10_000.0))
         self.patch_conv = PatchConvolution(scope / "patch_conv", self.patch_size, self.hidden_size)
         self.ln_pre = rms_norm(scope, self.hidden_size, epsilon=_NORM_EPSILON)
         self.transformer = PixtralTransformer(scope / "transformer")
@@ -163,7 +170,30 @@ class PixtralProjector(JaxModule):
         return self.linear_2(self.act(self.linear_1(self.patch_merger(self.norm(x)))))
 
 
-def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """x [P, H, D] with its halves rotated by the angles of cos and sin, [P, 1, D / 2]."""
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+class PixtralVision(VisionTower):
+    """The vision tower with its projector, as Mistral 3 has them.
+
+    Args:
+      vllm_config: Its config is what `config_keys` name.
+      rng: For the initial weights.
+
+    Raises:
+      ConfigError: config.json asks for something that is not supported.
+    """
+
+    config_keys = (
+        *("vision_config", "projector_hidden_act", "vision_feature_layer", "spatial_merge_size"),
+        *("multimodal_projector_bias", "text_config.hidden_size", "text_config.rms_norm_eps"),
+    )
+    prefixes = ("vision_tower.", "multi_modal_projector.")
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
+        scope = LayerScope(vllm_config, rng)
+        scope.config.expect("vision_feature_layer", -1, [-1])
+        self.vision_tower = PixtralTower(vision_scope(scope / "vision_tower"))
+        self.multi_modal_projector = PixtralProjector(scope / "multi_modal_projector", self.vision_tower.hidden_size)
+        self.patch_size, self.merge_size = self.vision_tower.patch_size, self.multi_modal_projector.merge_size
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """See `VisionTower`."""
+        return self.multi_modal_projector(self.vision_tower(patches))

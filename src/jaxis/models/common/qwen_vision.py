@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.errors import ConfigError
-from jaxis.kernels.weights import matmul
 from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.mlp import GatedMLP, activation_function
 from jaxis.layers.module import JaxModule
@@ -21,8 +20,10 @@ from jaxis.models.common.vision_layers import (
     PositionTable,
     VisionMLP,
     attend_within,
+    axial_rope_theta,
     one_side,
     parameter,
+    patch_products,
     rotate_halves,
     run_layer,
     vision_scope,
@@ -59,9 +60,8 @@ class FrameConvolution(JaxModule):
 
     def __call__(self, pixels: jax.Array) -> jax.Array:
         """pixels [P, patch * patch * 3], channels last -> [P, C]."""
-        weight = jnp.sum(self.weight[...].astype(jnp.float32), axis=2).astype(pixels.dtype)
-        product = matmul(pixels, weight.transpose(0, 2, 3, 1).reshape(weight.shape[0], -1))
-        return product if self.bias is None else product + self.bias[...]
+        kernels = jnp.sum(self.weight[...].astype(jnp.float32), axis=2).astype(pixels.dtype)
+        return patch_products(pixels, kernels, None if self.bias is None else self.bias[...])
 
 
 class QwenPatchEmbed(JaxModule):
@@ -96,7 +96,9 @@ class QwenVisionAttention(JaxModule):
     def __call__(self, x: jax.Array, angles: jax.Array, segments: jax.Array) -> jax.Array:
         """x [P, C], angles [P, D / 2], and segments i32 [P] within which patches see each other -> [P, C]."""
         q, k, v = jnp.moveaxis(self.qkv(x).reshape(x.shape[0], 3, self.num_heads, -1), 1, 0)
-        return self.proj(attend_within(segments, rotate_halves(q, angles), rotate_halves(k, angles), v))
+        cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+        q, k = (rotate_halves(each.astype(jnp.float32), cos, sin).astype(v.dtype) for each in (q, k))
+        return self.proj(attend_within(segments, q, k, v))
 
 
 class QwenVisionMLP(JaxModule):
@@ -207,12 +209,7 @@ class QwenVisual(JaxModule):
         config.expect("in_chans", 3)
         for key in ("model_type", "tokens_per_second", "spatial_patch_size"):
             config.ignore(key, because="it is about video, or says again what the class says")
-        rope = config.read_object("rope_parameters") or {}
-        if rope.get("rope_type", "axial") not in ("axial", "default"):
-            raise ConfigError(
-                f"{config.source}: the vision tower has rope_type={rope['rope_type']!r}, which is not known"
-            )
-        self.rope_theta = float(rope.get("rope_theta", 10_000.0))
+        self.rope_theta = axial_rope_theta(config, 10_000.0)
         self.head_dim = num_features // config.get("num_heads", 16)
         self.patch_size = one_side(config.get("patch_size", patch_size), config.source)
         self.merge_size: int = config.get("spatial_merge_size", 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from jaxis.layers.linear import DEFAULT_INIT
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
 from jaxis.layers.scope import LayerScope
+
+if TYPE_CHECKING:
+    from jaxis.config.hf_config import HFConfig
 
 _QUERY_CHUNK = 256  # patches whose scores are in memory at once
 
@@ -37,9 +40,13 @@ class PatchConvolution(JaxModule):
 
     def __call__(self, pixels: jax.Array) -> jax.Array:
         """pixels [P, patch * patch * 3], channels last -> [P, C]."""
-        weight = self.weight[...]
-        product = matmul(pixels, weight.transpose(0, 2, 3, 1).reshape(weight.shape[0], -1))
-        return product if self.bias is None else product + self.bias[...]
+        return patch_products(pixels, self.weight[...], None if self.bias is None else self.bias[...])
+
+
+def patch_products(pixels: jax.Array, kernels: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """pixels [P, patch * patch * 3], channels last; kernels [C, 3, patch, patch]; bias [C] or None -> [P, C]."""
+    product = matmul(pixels, kernels.transpose(0, 2, 3, 1).reshape(kernels.shape[0], -1))
+    return product if bias is None else product + bias
 
 
 class PositionTable(JaxModule):
@@ -114,11 +121,22 @@ def one_segment(num_rows: int, num_patches: jax.Array) -> jax.Array:
     return jnp.where(jnp.arange(num_rows) < num_patches, 0, -1)
 
 
-def rotate_halves(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """x [P, H, D] with its halves rotated by angles [P, D / 2], computed in float32."""
-    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+def rotate_halves(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """x [P, H, D] with its halves rotated by the angles of cos and sin, [P, 1, D / 2]."""
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def axial_rope_theta(config: HFConfig, default: float) -> float:
+    """The base of a RoPE that goes by row and column, in a tower's config.
+
+    Raises:
+      ConfigError: The config has a RoPE of another kind.
+    """
+    rope = config.read_object("rope_parameters") or {}
+    if rope.get("rope_type", "default") not in ("axial", "default"):
+        raise ConfigError(f"{config.source}: the vision tower has rope_type={rope['rope_type']!r}, which is not known")
+    return float(rope.get("rope_theta") or default)
 
 
 def vision_scope(scope: LayerScope) -> LayerScope:
