@@ -22,7 +22,7 @@ from jaxis.engine.execution.programs import CompileWait, Programs
 from jaxis.engine.execution.sampler import SamplerOutput
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingPacker, build_sampling_batch
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
-from jaxis.engine.execution.step_inputs import InputFields, StepShape, StepShapes, pack_step
+from jaxis.engine.execution.step_inputs import NO_INPUTS, InputFields, StepShape, StepShapes, pack_step
 from jaxis.engine.execution.step_logits import StepLogits, first_rows, parts_of_head, places_of_rows, token_rows
 from jaxis.engine.execution.step_programs import (
     ForwardKey,
@@ -198,7 +198,7 @@ class Runner:
         num_tokens: int,
         num_rows: int = 1,
         variant_parts: frozenset[str] | None = None,
-        inputs: InputFields | None = None,
+        inputs: InputFields = NO_INPUTS,
     ) -> StepShape:
         """The smallest compiled shape that holds this many tokens, `num_rows` of them followed by a sampled one."""
         of_layers = None if variant_parts is None else variant_parts - {HEAD}
@@ -206,15 +206,18 @@ class Runner:
 
     def dispatch(self, output: SchedulerOutput, sampling: SamplingStates) -> DispatchedStep:
         """Sends a step's model and sampler to the devices, and returns without waiting for them."""
-        has_inputs = InputFields.of(output, self._embedding_size) != InputFields()
-        is_plain = self.on_step_logits is None and self._variant_parts(output) is None and not has_inputs
-        if is_plain and self._can_be_one_program(output.num_tokens):
+        if self._can_be_one_program(output.num_tokens) and self._is_plain(output):
             [entry] = output.scheduled
             state = sampling.get(entry.sequence.seq_id)
             wants_more = _has_prompt_logprobs(entry) or _wants_experts(entry)
             if state is not None and state.takes_argmax and entry.samples and not wants_more:
                 return self._greedy_step(output)
         return self.forward(output).sample(sampling)
+
+    def _is_plain(self, output: SchedulerOutput) -> bool:
+        """Whether nothing but tokens goes into the step, and nothing but the next ones comes out."""
+        has_inputs = InputFields.of(output, self._embedding_size) != NO_INPUTS
+        return self.on_step_logits is None and self._variant_parts(output) is None and not has_inputs
 
     def _can_be_one_program(self, num_tokens: int) -> bool:
         # The whole model is one program where it is on the same devices.
@@ -361,7 +364,7 @@ class Runner:
         self._unsampled: SchedulerOutput | None = None
         self.newest: NewestStep | None = None
         self.inflight_rows: dict[SequenceId, int] = {}
-        # The engine has a step in flight for each stage while it dispatches another.
+        # While the engine dispatches a step, no more are in flight than there are stages.
         self._sampling_packer = SamplingPacker(self.vocab_size, self.num_stages)
         self._step_logits.num_replaced += 1
 

@@ -48,7 +48,9 @@ class InputFields:
 
     @classmethod
     def of(cls, output: SchedulerOutput, embedding_size: int) -> InputFields:
-        """Those of a step, given the size of an embedding that is computed from something else."""
+        """Those of a step, given the size of an embedding that is computed from something else; 0: none ever is."""
+        if not embedding_size:
+            return NO_INPUTS
         with_inputs = [entry for entry in output.scheduled if entry.sequence.inputs]
         inside = [item for entry in with_inputs for item in entry.inputs]
         return cls(
@@ -60,6 +62,9 @@ class InputFields:
                 for item in entry.sequence.inputs
             ),
         )
+
+
+NO_INPUTS = InputFields()
 
 
 class StepShapes:
@@ -97,13 +102,13 @@ class StepShapes:
         num_tokens: int,
         num_rows: int = 1,
         variant_parts: frozenset[str] | None = None,
-        inputs: InputFields | None = None,
+        inputs: InputFields = NO_INPUTS,
     ) -> StepShape:
         """The smallest shape that holds this many tokens, of which `num_rows` are followed by a sampled one."""
         padded = max(min(self.padded(num_tokens), self._max_num_tokens), num_tokens)
         num_seqs = min(padded, self._max_num_seqs)
         samples_drafts = num_rows > num_seqs
-        key = padded, samples_drafts, variant_parts, inputs or InputFields()
+        key = padded, samples_drafts, variant_parts, inputs
         if key not in self._shapes:
             sizes = padded, num_seqs, self._max_blocks, self._block_size
             self._shapes[key] = StepShape(*sizes, self._spans, self._has_states, *key[1:])
@@ -151,7 +156,7 @@ class StepShape:
     has_states: bool = False
     samples_drafts: bool = False
     variant_parts: frozenset[str] | None = None
-    inputs: InputFields = InputFields()
+    inputs: InputFields = NO_INPUTS
 
     @property
     def has_variants(self) -> bool:
@@ -290,7 +295,7 @@ def pack_step(
     if shape.has_variants and place_of is not None:
         begin = shape.fields["places"].start
         packed[begin : begin + num_seqs] = [place_of(entry.sequence.variant) for entry in output.scheduled]
-    if shape.inputs != InputFields() and embeddings_of is not None:
+    if shape.inputs != NO_INPUTS and embeddings_of is not None:
         _pack_inputs(output, shape, embeddings_of, packed)
     return packed
 
