@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from jaxis.errors import RequestError
+from jaxis.errors import ConfigError, RequestError
 from jaxis.vision import access
 from jaxis.vision.access import ImageAccess, is_public
 from jaxis.vision.decode import open_image
@@ -223,3 +223,9 @@ def test_only_files_below_the_folder_are_read(tmp_path):
     for url in (f"file://host{folder}/link.png", str(folder / "link.png"), "https://one/a.png"):
         with pytest.raises(RequestError, match="must be a data: URL with the image itself or a file:// URL"):
             read(url, local_path=folder)
+
+
+@pytest.mark.parametrize("domain", ["https://one", "one/path", "one:443", "*.one", "", " one"])
+def test_what_is_no_host_cannot_be_allowed(domain):
+    with pytest.raises(ConfigError, match="is no host that images can be fetched from"):
+        ImageAccess(domains=("two", domain))

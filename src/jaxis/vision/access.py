@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from jaxis.errors import RequestError
+from jaxis.errors import ConfigError, RequestError
 from jaxis.host.byte_size import human_bytes
 from jaxis.vision.decode import MAX_FILE_BYTES, ImageSource
 
 FETCH_SECONDS = 5.0  # for all of a fetch: the name, the connection, the answer
 FETCH_BYTES = 16 * 2**20
 _MAX_URL_CHARACTERS = 2048
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _PRINTABLE = re.compile(r"[!-~]+")  # ASCII without spaces
 _PORT = 443
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -44,10 +45,20 @@ class ImageAccess:
     Attributes:
       local_path: The folder below which they may name files; None: none.
       domains: Hosts from which images are fetched, as they stand in URLs.
+
+    Raises:
+      ConfigError: A domain is no name of a host, so that no URL would be at it.
     """
 
     local_path: Path | None = None
     domains: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for domain in self.domains:
+            if _HOST.fullmatch(domain) is None:
+                raise ConfigError(
+                    f"{domain!r} is no host that images can be fetched from: give a name such as images.example.com"
+                )
 
     def source(self, url: str, place: str) -> ImageSource:
         """What a URL stands for, to be read when the prompt is made; nothing is read or fetched yet.
