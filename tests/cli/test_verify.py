@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from jaxis.bringup.verify.check_layers import Divergence, LayersCheck, ModuleComparison
 from jaxis.bringup.verify.compare import GATES, LogitsComparison
+from jaxis.bringup.verify.images import ImagesCheck
 from jaxis.bringup.verify.verify import DecodeCheck, LogitsCheck, PathCheck, VerifyResult
 from jaxis.cli.main import app
 
@@ -21,6 +22,7 @@ RESULT = VerifyResult(
     dtype="float32",
     gates=GATES["float32"],
     layers=LAYERS,
+    images=ImagesCheck(24, 5e-7, COMPARISON, True),
     logits=(LogitsCheck(17, COMPARISON, True),),
     paths=(PathCheck("prefix cache hit", COMPARISON, True),),
     decode=DecodeCheck(40, 24, 24, None, True),
@@ -53,7 +55,7 @@ def test_a_right_model_is_a_table_and_exit_code_0(run):
     assert result.exit_code == 0
     assert asked["model"] == "some-model"
     assert (asked["dtype"], asked["prompt_lengths"]) == ("bfloat16", [1, 40])
-    for text in ("logits, 17 tokens", "2.0e-06", "prefix cache hit", "24 of 24", "verified in 12 s"):
+    for text in ("logits, 17 tokens", "2.0e-06", "prefix cache hit", "24 of 24", "an image,", "verified in 12 s"):
         assert text in result.stdout
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from jaxis import LLM, SamplingParams
 from jaxis.bringup.convert.convert import convert_checkpoint
+from jaxis.bringup.convert.to_gguf import convert_to_gguf
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.models.common.pixtral import PixtralVision
 from jaxis.quantization.arguments import parse_quantization
@@ -52,6 +53,13 @@ def test_a_quantized_copy_sees(source, tmp_path, quantization):
     quantize_checkpoint(source, tmp_path / "copy", parse_quantization(quantization))
     check_tower(tmp_path / "copy", source)
     assert answer(tmp_path / "copy") == answer(source, quantization=quantization)
+
+
+def test_a_gguf_file_is_said_to_have_the_text_alone(source, tmp_path):
+    notes = []
+    convert_to_gguf(source, tmp_path / "model.gguf", on_note=notes.append)
+    [note] = notes
+    assert note.startswith(f"the file has the text alone: {len(tower_of(source))} tensors of other parts")
 
 
 @pytest.mark.slow

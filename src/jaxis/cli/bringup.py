@@ -132,7 +132,7 @@ def verify(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Compare a model with transformers: layers, logits, every path of the engine, generated tokens.
+    """Compare a model with transformers: layers, logits, every path of the engine, generated tokens, images.
 
     Without weights, a tiny model of the same architecture is made with random weights and compared.
     Needs torch and transformers: pip install 'jaxis\\[verify]'.
@@ -204,6 +204,11 @@ def _print(result: VerifyResult) -> None:
 def _rows(result: VerifyResult) -> Iterator[tuple[str, ...]]:
     if result.layers is not None:
         yield _layers_row(result.layers)
+    if (images := result.images) is not None:
+        name = f"an image, {images.num_embeddings} embeddings"
+        yield name, f"{images.embeddings_error:.1e}", "", "", "", "", _mark(images.passed)
+        tokens = images.comparison.num_tokens
+        yield f"logits with it, {tokens} tokens", *_figures(images.comparison), _mark(images.passed)
     for check in result.logits:
         yield f"logits, {check.prompt_length} tokens", *_figures(check.comparison), _mark(check.passed)
     for path in result.paths:

@@ -41,7 +41,9 @@ def detect_attention(config: HFConfig, facts: ModelFacts | None) -> Sequence[Fea
         features.append(Feature("values are the keys", f"{_GROUPED}(values_are_keys)", keys=("attention_k_eq_v",)))
     where = ("layers/attention.py",)
     if (kind := config.get("use_bidirectional_attention")) == "vision":
-        words, key = "bidirectional between an image's tokens, left out: text runs", "use_bidirectional_attention"
+        sees = facts is not None and facts.has_tower
+        words = f"bidirectional between an image's tokens, {'in windows' if sees else 'left out: text runs'}"
+        key = "use_bidirectional_attention"
         features.append(Feature(words, None if facts is None else "", where, (key,)))
     elif kind:
         features.append(Feature("bidirectional attention", None, where, ("use_bidirectional_attention",)))

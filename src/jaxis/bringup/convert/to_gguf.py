@@ -222,7 +222,7 @@ def _plan(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint, outtype: str) 
         described.tensors,
         headers,
         original_names,
-        described.notes + vocabulary.notes,
+        described.notes + vocabulary.notes + _left_out(checkpoint, original_names),
     )
 
 
@@ -249,6 +249,16 @@ def _original_names(checkpoint: Checkpoint | OrbaxCheckpoint, source: Path) -> d
         elif name.startswith("language_model."):
             found[name.removeprefix("language_model.")] = name
     return found
+
+
+def _left_out(checkpoint: Checkpoint | OrbaxCheckpoint, original_names: Mapping[str, str]) -> tuple[str, ...]:
+    """A note on tensors that are no part of the text model, if there are any."""
+    if not (count := len(set(checkpoint.names()) - set(original_names.values()))):
+        return ()
+    return (
+        f"the file has the text alone: {count} tensors of other parts, such as a vision tower, are left out (llama.cpp "
+        "reads those from an mmproj file, which is not written)",
+    )
 
 
 def _tensors(shapes: Mapping[str, tuple[int, ...]], config: HFConfig, names: str, source: Path) -> list[FileTensor]:

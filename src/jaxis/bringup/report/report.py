@@ -287,7 +287,13 @@ def _logits(verifications: Sequence[VerifyResult], commands: tuple[str, ...]) ->
                 f"{figures.mean_kl_nats:.1e} max {figures.max_kl_nats:.1e} nats, same best token "
                 f"{figures.argmax_agreement:.1%}"
             )
-    passed = all(check.passed for result in verifications for check in result.logits)
+        if (images := result.images) is not None:
+            evidence.append(
+                f"{result.dtype}, an image: {images.num_embeddings} embeddings, relative error "
+                f"{images.embeddings_error:.1e}; logits with it {images.comparison.relative_error:.1e}"
+            )
+    checks = [check for result in verifications for check in (*result.logits, result.images) if check is not None]
+    passed = all(check.passed for check in checks)
     return ChecklistItem("Logit verification", passed, tuple(evidence), commands)
 
 

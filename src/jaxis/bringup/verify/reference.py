@@ -10,6 +10,7 @@ module's weights. The reference runs first and frees its memory before jaxis loa
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -143,6 +144,56 @@ class Reference:
         with self._computing():
             result = self._language_model(self._torch.tensor([list(token_ids)]), use_cache=False, **kept)
         return result.logits[0].float().numpy()
+
+    def see(
+        self, folder: Path, image: Any, token_ids: Sequence[int], rows: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A sequence with an image in it: embeddings float32 [N, E] of these rows, and logits float32 [T, V].
+
+        Args:
+          folder: The checkpoint's, whose image processor is used as it is with Pillow.
+          image: PIL's.
+          token_ids: With the image's tokens.
+          rows: Where the image's embeddings are.
+
+        Raises:
+          ConfigError: transformers has no such processor, or the model refuses what it makes.
+        """
+        torch = self._torch
+        inputs = self._pixels(folder, image)
+        accepted = inspect.signature(self._model.forward).parameters
+        inputs = {name: value for name, value in inputs.items() if name in accepted}
+        is_image = torch.zeros((1, len(token_ids)), dtype=torch.long)
+        is_image[0, list(rows)] = 1
+        inputs |= {name: is_image for name in ("mm_token_type_ids", "token_type_ids") if name in accepted}
+        embeddings: list[Any] = []
+
+        def keep(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
+            given: Any = kwargs.get("inputs_embeds")
+            if isinstance(given, torch.Tensor) and given.shape[:2] == is_image.shape:
+                embeddings.append(given[0])
+
+        # The language model is the last that is given embeddings.
+        hooks = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in self._model.modules()]
+        try:
+            with self._computing():
+                result = self._model(input_ids=torch.tensor([list(token_ids)]), use_cache=False, **inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return embeddings[-1][list(rows)].float().numpy(), result.logits[0].float().numpy()
+
+    def _pixels(self, folder: Path, image: Any) -> Mapping[str, Any]:
+        """What the checkpoint's image processor makes of an image, as its processor calls it."""
+        _, transformers = _libraries()
+        with _one_line_errors("prepare an image"):
+            processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+            settings = {name: True for name in ("crop_to_patches",) if hasattr(processor, name)}
+            own = folder / "processor_config.json"
+            around = json.loads(own.read_text(encoding="utf-8")) if own.exists() else {}
+            if (patch_size := around.get("patch_size")) and (merge := around.get("spatial_merge_size")):
+                settings["patch_size"] = patch_size * merge
+            return processor([image], return_tensors="pt", **settings)
 
     def generate(self, token_ids: Sequence[int], num_tokens: int) -> Continuation:
         """The greedy continuation of `num_tokens` tokens, ignoring end-of-sequence tokens."""

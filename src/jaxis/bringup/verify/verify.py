@@ -20,6 +20,7 @@ import numpy as np
 from jaxis.bringup.verify.check_layers import LayersCheck, check_layers
 from jaxis.bringup.verify.compare import GATES, Gates, LogitsComparison, VerifyDType, compare_logits
 from jaxis.bringup.verify.golden import Golden, PromptLogits, checkpoint_hashes
+from jaxis.bringup.verify.images import ImageAnswer, ImagesCheck, ask_about_image, check_images
 from jaxis.bringup.verify.recording import Recording
 from jaxis.bringup.verify.reference import Reference, complete_config
 from jaxis.bringup.verify.shrink import tiny_twin
@@ -27,7 +28,10 @@ from jaxis.bringup.verify.source import Source, find_source
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.errors import ConfigError
+from jaxis.host.extras import missing_module
 from jaxis.llm import LLM
+from jaxis.loading.open_checkpoint import TensorListing
+from jaxis.models.common.text_part import TextPart
 from jaxis.models.registry import model_class_of
 from jaxis.sampling_params import SamplingParams
 from jaxis.version import __version__
@@ -188,6 +192,7 @@ class VerifyResult:
       dtype: The type in which jaxis computes; the reference uses float32.
       gates: The limits for that type.
       layers: None if stored logits replace the reference.
+      images: What it sees; None if stored logits replace the reference, or it does not see.
       logits, paths, decode: See each.
       versions: Versions of the libraries that computed; hashes: of the files loaded (empty for a twin).
       seconds: Duration.
@@ -200,6 +205,7 @@ class VerifyResult:
     dtype: str
     gates: Gates
     layers: LayersCheck | None
+    images: ImagesCheck | None
     logits: tuple[LogitsCheck, ...]
     paths: tuple[PathCheck, ...]
     decode: DecodeCheck
@@ -210,8 +216,8 @@ class VerifyResult:
     @property
     def passed(self) -> bool:
         """Whether every check passed."""
-        checks = [*self.logits, *self.paths, self.decode, *([] if self.layers is None else [self.layers])]
-        return all(check.passed for check in checks)
+        checks = [*self.logits, *self.paths, self.decode, self.layers, self.images]
+        return all(check is None or check.passed for check in checks)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON values."""
@@ -257,6 +263,7 @@ def verify(
     hashes = {} if source.folder is None else checkpoint_hashes(source.folder)
     with ExitStack() as stack:
         recording: Recording | None = None
+        image_answer: ImageAnswer | None = None
         if golden is not None:
             answers = Golden.load(golden)
             answers.check_made_from(hashes, golden)
@@ -268,6 +275,8 @@ def verify(
             answers = _ask(reference, config, lengths, hashes)
             layers_prompt = _prompt(config, TWIN_LAYERS_LENGTH if source.folder is None else LAYERS_LENGTH)
             recording = reference.record(layers_prompt)
+            if source.folder is not None and _sees(source):
+                image_answer = ask_about_image(reference, folder, config)
             how = reference.how
             del reference  # frees its memory
             gc.collect()
@@ -283,6 +292,10 @@ def verify(
             runner = llm._engine.runner
             with jax.set_mesh(runner.executor.stages[-1].context.mesh):
                 layers = check_layers(runner.model, layers_prompt, recording, gates)
+        images = None
+        if image_answer is not None:
+            on_stage("comparing what it sees")
+            images = check_images(llm, image_answer, gates)
         on_stage("comparing logits")
         logits = _check_logits(llm, answers, gates)
         on_stage("comparing paths")
@@ -301,6 +314,7 @@ def verify(
         dtype=dtype,
         gates=gates,
         layers=layers,
+        images=images,
         logits=tuple(logits),
         paths=tuple(paths),
         decode=decode,
@@ -308,6 +322,15 @@ def verify(
         hashes=hashes,
         seconds=time.monotonic() - start,
     )
+
+
+def _sees(source: Source) -> bool:
+    """Whether the checkpoint has a vision tower that is loaded, which needs Pillow."""
+    model_class = model_class_of(HFConfig(source.config))
+    tower = model_class.tower if issubclass(model_class, TextPart) else None
+    if tower is None or source.folder is None or missing_module("vision") is not None:
+        return False
+    return any(map(tower.has_tensor, TensorListing(source.folder)))
 
 
 def _reference(source: Source, stack: ExitStack) -> tuple[Reference, Path, Mapping[str, Any]]:

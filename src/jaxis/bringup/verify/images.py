@@ -1,0 +1,135 @@
+"""Compares what a model sees in an image with the reference: its embeddings, and the logits that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxis.bringup.verify.compare import Gates, LogitsComparison, compare_logits, relative_error
+from jaxis.bringup.verify.reference import Reference
+from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
+from jaxis.errors import ConfigError
+from jaxis.prompts import TokenizedPrompt
+from jaxis.sampling_params import SamplingParams
+from jaxis.tokenizer import Tokenizer
+from jaxis.vision.processors import read_processor
+from jaxis.vision.prompt_images import PromptImages
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from jaxis.llm import LLM
+
+_SIZE = (96, 64)
+_TEXT_LENGTH = 8  # tokens before the image, and as many after it
+_MAX_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True)
+class ImagesCheck:
+    """A prompt with an image compared with the reference.
+
+    Attributes:
+      num_embeddings: Of the image.
+      embeddings_error: Their largest difference, relative to the largest of them.
+      comparison: Of the logits of the whole prompt.
+      passed: Whether both are within the limits.
+    """
+
+    num_embeddings: int
+    embeddings_error: float
+    comparison: LogitsComparison
+    passed: bool
+
+
+@dataclass(frozen=True)
+class ImageAnswer:
+    """What the reference computes for a prompt with an image.
+
+    Attributes:
+      prompt: The prompt, with the image in it.
+      embeddings: float32 [N, E], the image's.
+      logits: float32 [T, V].
+    """
+
+    prompt: TokenizedPrompt
+    embeddings: np.ndarray
+    logits: np.ndarray
+
+
+def ask_about_image(reference: Reference, folder: Path, config: Mapping[str, Any]) -> ImageAnswer | None:
+    """The reference's answer to a prompt with an image; None if the checkpoint has no image processor that jaxis knows.
+
+    Args:
+      reference: The checkpoint's model.
+      folder: The checkpoint's.
+      config: Its config.json.
+
+    Raises:
+      ConfigError: The reference cannot read the image.
+    """
+    tokenizer = Tokenizer.from_path(folder) if (folder / "tokenizer.json").exists() else None
+    processor = read_processor(folder, tokenizer)
+    if processor is None:
+        return None
+    rng, image = np.random.default_rng(0), _image()
+    vocab_size = (config.get("text_config") or config)["vocab_size"]
+    # None that stands for something else: special tokens come last in most vocabularies.
+    before, after = rng.integers(0, vocab_size // 2, (2, _TEXT_LENGTH)).tolist()
+    prompt = PromptImages(processor, 1, _MAX_TOKENS).put(
+        TokenizedPrompt(None, [*before, processor.placeholder_id, *after]), [image]
+    )
+    [item] = prompt.inputs
+    rows = [item.start + row for row in item.rows]
+    embeddings, logits = reference.see(folder, image, list(prompt.token_ids), rows)
+    return ImageAnswer(prompt, embeddings, logits)
+
+
+def _image() -> Image:
+    from PIL import Image
+
+    noise = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
+    return Image.fromarray(noise).resize(_SIZE, Image.Resampling.BICUBIC)
+
+
+def check_images(llm: LLM, answer: ImageAnswer, gates: Gates) -> ImagesCheck:
+    """Compares an engine that sees with the reference's answer.
+
+    Args:
+      llm: Idle.
+      answer: The reference's.
+      gates: `module_error` applies to embeddings, the others to logits.
+
+    Raises:
+      ConfigError: The engine does not see.
+    """
+    runner, [item] = llm._engine.runner, answer.prompt.inputs
+    encoder = runner.inputs
+    if encoder is None:
+        raise ConfigError("the model takes no images: the notes that the engine writes when it starts say why")
+    encoder.hold([item])
+    try:
+        embeddings = encoder.rows(item, runner.programs)[:, : answer.embeddings.shape[1]]
+    finally:
+        encoder.let_go([item])
+    logits: dict[int, np.ndarray] = {}
+
+    def record(output: SchedulerOutput, computed: np.ndarray) -> None:
+        [entry] = output.scheduled
+        logits.update(zip(range(entry.start, entry.start + entry.num_tokens), computed, strict=False))
+
+    llm._engine.reset()
+    runner.on_step_logits = record
+    try:
+        llm._run([answer.prompt], SamplingParams(temperature=0.0, max_tokens=1), None, False, None)
+    finally:
+        runner.on_step_logits = None
+    error = relative_error(embeddings, answer.embeddings, gates.module_tokens)
+    actual = np.stack([logits[position] for position in range(len(answer.logits))])
+    comparison = compare_logits(actual, answer.logits)
+    passed = error <= gates.module_error and comparison.passes(gates)
+    return ImagesCheck(len(embeddings), error, comparison, passed)
