@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tokenizers
@@ -54,13 +55,19 @@ def write_mistral3(folder: Path) -> transformers.PreTrainedModel:
 
 
 def write_model(folder: Path, config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
-    """Writes a model of this config; returns the reference, with every parameter random."""
+    """Writes a model of this config; returns the reference, with every parameter and stored buffer random."""
     torch.manual_seed(0)
     config._attn_implementation = "eager"
     model = transformers.AutoModelForImageTextToText.from_config(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(("norm" in name or "ln_pre" in name) + 0.2 * torch.randn_like(parameter))
+        stored = model.state_dict()
+        for name, buffer in model.named_buffers():
+            if name in stored and buffer.is_floating_point():
+                # Limits of what enters and leaves a product are such that some is cut off.
+                limit = -1.0 if name.endswith("_min") else 1.0
+                buffer.copy_(limit * (1 + 0.2 * torch.rand_like(buffer)))
     model.save_pretrained(folder)
     return model
 
@@ -86,6 +93,18 @@ def processor_class(family: str, name: str) -> Any:
     """A processor of transformers, whose module wants torchvision for a function that is elsewhere, too."""
     sys.modules.setdefault("transformers.models.pixtral.image_processing_pixtral", image_processing_pil_pixtral)
     return getattr(importlib.import_module(f"transformers.models.{family}.processing_{family}"), name)
+
+
+def image_processing(family: str) -> Any:
+    """The module of a family's image processor in transformers, which wants torchvision for what is not called here."""
+    names = (
+        "torchvision",
+        "torchvision.transforms",
+        "torchvision.transforms.v2",
+        "torchvision.transforms.v2.functional",
+    )
+    with mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in names if name not in sys.modules}):
+        return importlib.import_module(f"transformers.models.{family}.image_processing_{family}")
 
 
 def write_tokenizer(folder: Path, special: Sequence[str] = _SPECIAL, placeholder: str = "[IMG]") -> None:

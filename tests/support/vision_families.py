@@ -14,21 +14,35 @@ import numpy as np
 import torch
 import transformers
 from PIL.Image import Image
+from transformers.image_utils import SizeDict
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
+from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.internvl.processing_internvl import InternVLProcessor
+from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
+from transformers.models.llama4.processing_llama4 import Llama4Processor
+from transformers.models.llava.processing_llava import LlavaProcessor
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from tests.support.vision_checkpoints import (
+    LONGEST,
     MERGE,
     PATCH,
     PIXTRAL,
     TEXT,
+    image_processing,
     processor_class,
     reference_processor,
     token_id,
@@ -52,9 +66,15 @@ class VisionFamily:
       replace: What its processor puts in the place of an image, given `call`'s result and the image's index.
       special: The tokenizer's special tokens beside those of turns.
       placeholder: What stands for an image.
-      views: The pixels of each image, from `call`'s result: [views, 3, height, width], as transformers scales them.
+      views: The pixels of each image, from `call`'s result: [3, height, width] each, as transformers scales them.
       types: The model's argument that tells an image's tokens from those of text, and such a token; None: it has none.
+      features: The reference and `model_inputs` -> an image's embeddings, for each image, and so for each layer that
+        gets some.
+      logits: The reference, tokens [1, T], `model_inputs` and `types_of` -> logits [1, T, V].
+      seen_together: Tokens of an image that one step computes, if it has to.
+      cache: Memory for the cache in which four requests do not fit.
       slow: Whether another family's row has its parts.
+      has_image_processor: Whether transformers has its image processor where there is Pillow only.
     """
 
     name: str
@@ -65,9 +85,14 @@ class VisionFamily:
     replace: Callable[[Inputs, int], str]
     special: Sequence[str]
     placeholder: str
-    views: Callable[[Inputs, int], np.ndarray]
+    views: Callable[[Inputs, int], Sequence[np.ndarray]]
     types: tuple[str, str] | None = None
+    features: Callable[[Any, Inputs], list[Any]] = lambda model, inputs: _features(model, inputs)
+    logits: Callable[[Any, torch.Tensor, Inputs, Inputs], torch.Tensor] = lambda *of: _logits(*of)
+    seen_together: int = 0
+    cache: str = "168KiB"
     slow: bool = False
+    has_image_processor: bool = True
 
     @property
     def all_special(self) -> tuple[str, ...]:
@@ -89,7 +114,8 @@ class VisionFamily:
 
     def model_inputs(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         """What of it the model takes."""
-        names = ("pixel_values", "image_sizes", "pixel_attention_mask", "image_grid_thw")
+        names = ("pixel_values", "image_sizes", "pixel_attention_mask", "image_grid_thw", "image_position_ids")
+        names += ("spatial_shapes",)
         return {
             name: torch.as_tensor(np.asarray(inputs[name], np.float32 if name == "pixel_values" else None))
             for name in names
@@ -104,6 +130,15 @@ class VisionFamily:
         return {name: (torch.tensor([tokens]) == token_id(token, self.all_special)).long()}
 
 
+def _features(model: Any, inputs: Inputs) -> list[Any]:
+    features = model.model.get_image_features(**inputs)
+    return [features.pooler_output, *(getattr(features, "deepstack_features", None) or [])]
+
+
+def _logits(model: Any, tokens: torch.Tensor, inputs: Inputs, types: Inputs) -> torch.Tensor:
+    return model(tokens, **inputs, **types).logits
+
+
 def _call_pixtral(processor: Any, images: list[Image]) -> Inputs:
     return dict(processor(images, patch_size=PATCH * MERGE, return_tensors="np"))
 
@@ -113,9 +148,9 @@ def _views_of_pixtral(inputs: Inputs, index: int) -> np.ndarray:
     return inputs["pixel_values"][index][None, :, :height, :width]
 
 
-def _replace_pixtral(family: str, name: str) -> Callable[[Inputs, int], str]:
+def _replace_pixtral(family: str, name: str, merge_size: int = MERGE) -> Callable[[Inputs, int], str]:
     settings = SimpleNamespace(
-        **{"patch_size": PATCH, "spatial_merge_size": MERGE, "effective_patch_size": PATCH * MERGE},
+        **{"patch_size": PATCH, "spatial_merge_size": merge_size, "effective_patch_size": PATCH * merge_size},
         **{"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"},
     )
     return lambda inputs, index: processor_class(family, name).replace_image_token(settings, inputs, index)
@@ -248,6 +283,7 @@ _GEMMA3 = VisionFamily(
     "<start_of_image>",
     lambda inputs, index: inputs["pixel_values"][index][None],
     types=("token_type_ids", "<image_soft_token>"),
+    seen_together=16,
 )
 
 _MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
@@ -354,7 +390,411 @@ _QWEN3_5 = dataclasses.replace(
     slow=True,
 )
 
+_QWEN3_5_MOE = dataclasses.replace(
+    _QWEN3_5,
+    name="Qwen3.5 MoE",
+    config=lambda token_id: transformers.Qwen3_5MoeConfig(
+        text_config=TEXT
+        | {"model_type": "qwen3_5_moe_text", "layer_types": ["linear_attention", "full_attention"], "head_dim": 32}
+        | {"rope_parameters": _MROPE | {"mrope_interleaved": True, "partial_rotary_factor": 0.5}}
+        | {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2}
+        | {"linear_num_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+        vision_config={
+            **{"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 2, "patch_size": PATCH},
+            **{"spatial_merge_size": MERGE, "out_hidden_size": 64, "num_position_embeddings": 36},
+        },
+        image_token_id=token_id("<|image_pad|>"),
+        tie_word_embeddings=False,
+    ),
+)
+
+
+def _views_of_gemma4(inputs: Inputs, index: int) -> np.ndarray:
+    places = inputs["image_position_ids"][index]
+    columns, rows = places.max(axis=0) + 1
+    patches = inputs["pixel_values"][index][: rows * columns].reshape(rows, columns, PATCH, PATCH, 3)
+    pixels = patches.transpose(4, 0, 2, 1, 3).reshape(1, 3, rows * PATCH, columns * PATCH)
+    return 2 * (pixels - 0.5)  # the reference does this in the model
+
+
+_GEMMA4_TOKENS = {"boi_token": "<|image>", "image_token": "<|image|>", "eoi_token": "<image|>"}
+_GEMMA4 = VisionFamily(
+    "Gemma 4",
+    lambda token_id: transformers.Gemma4Config(
+        text_config=TEXT
+        | {"model_type": "gemma4_text", "sliding_window": 11, "tie_word_embeddings": True, "global_head_dim": 32}
+        | {"layer_types": ["sliding_attention", "full_attention"], "use_bidirectional_attention": "vision"}
+        | {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 320},
+        vision_config={
+            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
+            **{"num_key_value_heads": 2, "head_dim": 16, "patch_size": PATCH, "pooling_kernel_size": 3},
+            **{"position_embedding_size": 256, "use_clipped_linears": True, "standardize": True},
+        },
+        audio_config=None,
+        image_token_id=token_id("<|image|>"),
+        boi_token_id=token_id("<|image>"),
+        eoi_token_id=token_id("<image|>"),
+    ),
+    Gemma4ImageProcessorPil(patch_size=PATCH, pooling_kernel_size=3, max_soft_tokens=70),
+    lambda processor, images: dict(processor(images, return_tensors="np")),
+    {"processor_class": "Gemma4Processor"},
+    lambda inputs, index: Gemma4Processor.replace_image_token(SimpleNamespace(**_GEMMA4_TOKENS), inputs, index),
+    tuple(_GEMMA4_TOKENS.values()),
+    "<|image|>",
+    _views_of_gemma4,
+    types=("mm_token_type_ids", "<|image|>"),
+    seen_together=70,
+    slow=True,
+)
+_GEMMA4_CAUSAL = dataclasses.replace(
+    _GEMMA4,
+    name="Gemma 4 without what sees later tokens",
+    config=lambda token_id: transformers.Gemma4Config(
+        text_config=TEXT
+        | {"model_type": "gemma4_text", "sliding_window": 11, "tie_word_embeddings": True, "global_head_dim": 32}
+        | {"layer_types": ["sliding_attention", "full_attention"], "use_bidirectional_attention": None}
+        | {"hidden_size_per_layer_input": 0},
+        vision_config={
+            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
+            **{"num_key_value_heads": 2, "head_dim": 16, "patch_size": PATCH, "pooling_kernel_size": 3},
+            **{"position_embedding_size": 256},
+        },
+        audio_config=None,
+        image_token_id=token_id("<|image|>"),
+        boi_token_id=token_id("<|image>"),
+        eoi_token_id=token_id("<image|>"),
+    ),
+    seen_together=0,
+    slow=True,
+)
+
+
+def _call_gemma4_unified(processor: Any, images: list[Image]) -> Inputs:
+    """The reference's processor needs torchvision: its patches are those of Gemma 4's, joined."""
+    inputs = dict(processor(images, return_tensors="np"))
+    joined, places = np.zeros((len(images), 70, 3 * 12 * 12), np.float32), np.full((len(images), 70, 2), -1)
+    for i in range(len(images)):
+        pixels = (_views_of_gemma4(inputs, i)[0] / 2 + 0.5).transpose(1, 2, 0)
+        rows, columns = pixels.shape[0] // 12, pixels.shape[1] // 12
+        own = pixels.reshape(rows, 12, columns, 12, 3).swapaxes(1, 2).reshape(rows * columns, -1)
+        joined[i, : len(own)] = own
+        grid = np.meshgrid(np.arange(columns), np.arange(rows), indexing="xy")
+        places[i, : len(own)] = np.stack(grid, axis=-1).reshape(-1, 2)
+    small = {"small": inputs, "num_soft_tokens_per_image": inputs["num_soft_tokens_per_image"]}
+    return {"pixel_values": joined, "image_position_ids": places, **small}
+
+
+def _gemma4_unified_logits(model: Any, tokens: torch.Tensor, inputs: Inputs, types: Inputs) -> torch.Tensor:
+    """With the masks of `generate`, whose windows are otherwise than where the reference is called."""
+    nothing = dict.fromkeys(("attention_mask", "cache", "position_ids"))
+    masks = model.create_masks_for_generate(model.config, torch.zeros(*tokens.shape, 1), **nothing, **types)
+    return model(tokens, **inputs, **types, attention_mask=masks).logits
+
+
+_GEMMA4_UNIFIED = dataclasses.replace(
+    _GEMMA4,
+    name="Gemma 4 12B",
+    config=lambda token_id: transformers.Gemma4UnifiedConfig(
+        text_config=TEXT
+        | {"model_type": "gemma4_unified_text", "sliding_window": 11, "tie_word_embeddings": True}
+        | {"layer_types": ["sliding_attention", "full_attention"], "use_bidirectional_attention": "vision"}
+        | {"hidden_size_per_layer_input": 0, "global_head_dim": 32},
+        vision_config={
+            **{"patch_size": PATCH, "pooling_kernel_size": 3, "mm_embed_dim": 64, "mm_posemb_size": 80},
+            **{"output_proj_dims": 64},
+        },
+        audio_config=None,
+        image_token_id=token_id("<|image|>"),
+        boi_token_id=token_id("<|image>"),
+        eoi_token_id=token_id("<image|>"),
+    ),
+    call=_call_gemma4_unified,
+    processor_files={"processor_class": "Gemma4UnifiedProcessor"},
+    views=lambda inputs, index: _views_of_gemma4(inputs["small"], index) / 2 + 0.5,
+    logits=_gemma4_unified_logits,
+    slow=True,
+    has_image_processor=False,
+)
+
+_GLM_TEXT = TEXT | {"rope_parameters": _MROPE | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}}
+_GLM_TOWER = {
+    **{"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 2, "patch_size": PATCH},
+    **{"spatial_merge_size": MERGE, "out_hidden_size": 64, "image_size": 6 * PATCH},
+}
+_GLM_4_1V = dataclasses.replace(
+    _QWEN2_5_VL,
+    name="GLM-4.1V",
+    config=lambda token_id: transformers.Glm4vConfig(
+        text_config=_GLM_TEXT | {"model_type": "glm4v_text"},
+        vision_config=_GLM_TOWER,
+        image_token_id=token_id("<|image|>"),
+        tie_word_embeddings=False,
+    ),
+    image_processor=Glm4vImageProcessorPil(
+        patch_size=PATCH, merge_size=MERGE, size={"shortest_edge": 8 * 8 * 8, "longest_edge": 8 * 8 * 128}
+    ),
+    processor_files={"processor_class": "Glm4vProcessor"},
+    replace=lambda inputs, index: Glm4vProcessor.replace_image_token(
+        SimpleNamespace(image_token="<|image|>", image_processor=SimpleNamespace(merge_size=MERGE)), inputs, index
+    ),
+    special=("<|image|>",),
+    placeholder="<|image|>",
+    types=("mm_token_type_ids", "<|image|>"),
+    slow=True,
+)
+_GLM_4_5V = dataclasses.replace(
+    _GLM_4_1V,
+    name="GLM-4.5V",
+    config=lambda token_id: transformers.Glm4vMoeConfig(
+        text_config=_GLM_TEXT
+        | {"model_type": "glm4v_moe_text", "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
+        | {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+        vision_config=_GLM_TOWER,
+        image_token_id=token_id("<|image|>"),
+        tie_word_embeddings=False,
+    ),
+    slow=True,
+)
+_GLM_OCR = dataclasses.replace(
+    _GLM_4_1V,
+    name="GLM-OCR",
+    config=lambda token_id: transformers.GlmOcrConfig(
+        text_config=_GLM_TEXT | {"model_type": "glm_ocr_text"},
+        vision_config=_GLM_TOWER,
+        image_token_id=token_id("<|image|>"),
+        tie_word_embeddings=False,
+    ),
+    image_processor=Glm46VImageProcessorPil(
+        patch_size=PATCH, merge_size=MERGE, size={"shortest_edge": 8 * 8 * 8, "longest_edge": 8 * 8 * 128}
+    ),
+    processor_files={"processor_class": "Glm46VProcessor"},
+    slow=True,
+)
+
+_LLAVA_TOKENS = {
+    **{"image_token": "<image>", "patch_size": PATCH, "num_additional_image_tokens": 1},
+    **{"vision_feature_select_strategy": "default"},
+}
+_LLAVA = VisionFamily(
+    "LLaVA 1.5",
+    lambda token_id: transformers.LlavaConfig(
+        text_config=TEXT | {"model_type": "llama"},
+        vision_config=_SQUARES | {"model_type": "clip_vision_model", "num_hidden_layers": 3},
+        image_token_index=token_id("<image>"),
+        vision_feature_layer=-2,
+    ),
+    CLIPImageProcessorPil(size={"shortest_edge": TILE}, crop_size={"height": TILE, "width": TILE}),
+    lambda processor, images: dict(processor(images, return_tensors="np")),
+    {"processor_class": "LlavaProcessor", **_LLAVA_TOKENS},
+    lambda inputs, index: LlavaProcessor.replace_image_token(SimpleNamespace(**_LLAVA_TOKENS), inputs, index),
+    ("<image>",),
+    "<image>",
+    lambda inputs, index: inputs["pixel_values"][index][None],
+    slow=True,
+)
+_LLAVA_SIGLIP = dataclasses.replace(
+    _LLAVA,
+    name="LLaVA with SigLIP",
+    config=lambda token_id: transformers.LlavaConfig(
+        text_config=TEXT | {"model_type": "qwen2"},
+        vision_config=_SQUARES | {"model_type": "siglip_vision_model"},
+        image_token_index=token_id("<image>"),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    ),
+    image_processor=SiglipImageProcessorPil(size={"height": TILE, "width": TILE}),
+    processor_files={"processor_class": "LlavaProcessor", "patch_size": PATCH},
+    replace=lambda inputs, index: "<image>" * (TILE // PATCH) ** 2,
+    slow=True,
+)
+_PIXTRAL_12B = dataclasses.replace(
+    _MISTRAL3,
+    name="Pixtral 12B",
+    config=lambda token_id: transformers.LlavaConfig(
+        text_config=TEXT | {"model_type": "mistral", "sliding_window": None},
+        vision_config=PIXTRAL,
+        image_token_index=token_id("[IMG]"),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    ),
+    image_processor=PixtralImageProcessorPil(
+        size={"longest_edge": LONGEST}, patch_size={"height": PATCH, "width": PATCH}
+    ),
+    call=lambda processor, images: dict(processor(images, patch_size=PATCH, return_tensors="np")),
+    processor_files={"processor_class": "PixtralProcessor", "patch_size": PATCH, "spatial_merge_size": 1},
+    replace=_replace_pixtral("pixtral", "PixtralProcessor", merge_size=1),
+    slow=True,
+)
+
+_LLAMA4_TOKENS = {"patch_size": PATCH, "downsample_ratio": 4}
+
+
+def _call_llama4(_: Any, images: list[Image]) -> Inputs:
+    """The reference's processor needs torchvision: here Pillow resizes, and its functions choose the sizes."""
+    module, grids = image_processing("llama4"), []
+    tiles: list[np.ndarray] = []
+    for image in images:
+        size = (image.height, image.width)
+        possible = module.find_supported_resolutions(max_num_chunks=4, patch_size=SizeDict(height=TILE, width=TILE))
+        canvas = module.get_best_fit(size, torch.tensor(possible)).tolist()
+        most = tuple(min(max(each, TILE), limit) for each, limit in zip(size, canvas, strict=True))
+        height, width = (max(each, 1) for each in module.get_max_res_without_distortion(size, most))
+        pixels = np.zeros((*canvas, 3), np.uint8)
+        pixels[:height, :width] = np.asarray(image.resize((width, height), resample=2))
+        rows, columns = canvas[0] // TILE, canvas[1] // TILE
+        grids.append([rows, columns])
+        tiles += [row_tile for row in np.split(pixels, rows) for row_tile in np.split(row, columns, axis=1)]
+        if rows * columns > 1:
+            tiles.append(np.asarray(image.resize((TILE, TILE), resample=2)))
+    scaled = (np.stack(tiles).transpose(0, 3, 1, 2) / 255 - 0.5) / 0.5
+    return {"pixel_values": scaled.astype(np.float32), "aspect_ratios": np.asarray(grids)}
+
+
+def _views_of_llama4(inputs: Inputs, index: int) -> np.ndarray:
+    counts = [int(rows * columns + (rows * columns > 1)) for rows, columns in inputs["aspect_ratios"]]
+    first = sum(counts[:index])
+    return inputs["pixel_values"][first : first + counts[index]]
+
+
+def _llama4_features(model: Any, inputs: Inputs) -> list[Any]:
+    return [model.multi_modal_projector(model.get_image_features(**inputs).last_hidden_state)]
+
+
+def _llama4_logits(model: Any, tokens: torch.Tensor, inputs: Inputs, _: Inputs) -> torch.Tensor:
+    """As the reference's outer class, which fails where it looks for what its text does not return."""
+    embeds, is_image = model.get_input_embeddings()(tokens), tokens == model.config.image_token_id
+    [features] = _llama4_features(model, inputs)
+    embeds = embeds.masked_scatter(is_image[..., None], features)
+    return model.language_model(inputs_embeds=embeds).logits
+
+
+_LLAMA4 = VisionFamily(
+    "Llama 4",
+    lambda token_id: transformers.Llama4Config(
+        text_config=TEXT
+        | {"model_type": "llama4_text", "num_local_experts": 4, "interleave_moe_layer_step": 2}
+        | {"intermediate_size_mlp": 96, "no_rope_layers": [1, 0], "attention_chunk_size": 64},
+        vision_config={
+            **{"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
+            **{"image_size": TILE, "patch_size": PATCH, "projector_input_dim": 48, "projector_output_dim": 48},
+            **{"vision_output_dim": 48, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
+        },
+        image_token_id=token_id("<|patch|>"),
+    ),
+    Idefics3ImageProcessorPil(),  # of which only what it is called is written; see `_call_llama4`
+    _call_llama4,
+    {
+        **{"processor_class": "Llama4Processor", "patch_size": PATCH, "pixel_shuffle_ratio": 0.5},
+        "image_processor": {
+            **{"image_processor_type": "Llama4ImageProcessor", "size": {"height": TILE, "width": TILE}},
+            "max_patches": 4,
+        },
+    },
+    lambda inputs, index: Llama4Processor._prompt_split_image(
+        SimpleNamespace(**_LLAMA4_TOKENS), inputs["aspect_ratios"][index], (TILE // PATCH // 2) ** 2
+    ),
+    (
+        *("<|image|>", "<|image_start|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
+        "<|image_end|>",
+    ),
+    "<|image|>",
+    _views_of_llama4,
+    features=_llama4_features,
+    logits=_llama4_logits,
+    slow=True,
+    has_image_processor=False,
+)
+
+_LFM2_TOKENS = {
+    **{"image_token": "<image>", "image_start_token": "<|image_start|>", "image_end_token": "<|image_end|>"},
+    **{"image_thumbnail_token": "<|img_thumbnail|>"},
+}
+_LFM2_SETTINGS = {
+    **{"downsample_factor": 2, "min_tiles": 2, "max_tiles": 4, "use_thumbnail": True, "min_image_tokens": 4},
+    **{"max_image_tokens": 16, "encoder_patch_size": PATCH, "tile_size": TILE, "max_pixels_tolerance": 2.0},
+}
+
+
+def _call_lfm2(_: Any, images: list[Image]) -> Inputs:
+    """As `_call_llama4`."""
+    processor = image_processing("lfm2_vl").Lfm2VlImageProcessor
+    sizes = {name: _LFM2_SETTINGS[name] for name in ("max_image_tokens", "encoder_patch_size", "downsample_factor")}
+    whole = sizes | {"min_image_tokens": _LFM2_SETTINGS["min_image_tokens"]}
+    me = SimpleNamespace(_target_ratios=lambda *limits: processor._target_ratios.__wrapped__(None, *limits))
+    views: list[np.ndarray] = []
+    grids, targets, counts = [], [], []
+    for image in images:
+        target = processor.smart_resize(None, image.height, image.width, **whole)
+        is_large = processor._is_image_too_large(None, image.height, image.width, **sizes, max_pixels_tolerance=2.0)
+        columns = rows = 1
+        before = len(views)
+        if is_large:
+            columns, rows, *_ = processor._get_grid_layout(me, image.height, image.width, 2, 4, TILE)
+            tiles = np.asarray(image.resize((columns * TILE, rows * TILE), resample=2))
+            views += [each for row in np.split(tiles, rows) for each in np.split(row, columns, axis=1)]
+        views.append(np.asarray(image.resize(target, resample=2)))
+        grids.append((rows, columns))
+        targets.append((target[1], target[0]))
+        counts.append(len(views) - before)
+    scaled = [((view.transpose(2, 0, 1) / 255 - 0.5) / 0.5).astype(np.float32) for view in views]
+    shapes = [(view.shape[1] // PATCH, view.shape[2] // PATCH) for view in scaled]
+    most = max(rows * columns for rows, columns in shapes)
+    patches, mask = np.zeros((len(views), most, 3 * PATCH**2), np.float32), np.zeros((len(views), most), np.int64)
+    for i, (view, (rows, columns)) in enumerate(zip(scaled, shapes, strict=True)):
+        own = view.reshape(3, rows, PATCH, columns, PATCH).transpose(1, 3, 2, 4, 0).reshape(rows * columns, -1)
+        patches[i, : len(own)], mask[i, : len(own)] = own, 1
+    return {
+        **{"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": np.asarray(shapes)},
+        **{"views": scaled, "counts": counts, "image_grids": grids, "targets": targets},
+    }
+
+
+def _replace_lfm2(inputs: Inputs, index: int) -> str:
+    processor, (rows, columns) = Lfm2VlProcessor, inputs["image_grids"][index]
+    per_tile = processor._compute_tokens_per_tile(None, TILE, PATCH, 2)
+    of_whole = processor._compute_tokens_for_image(None, inputs["targets"][index], PATCH, 2)
+    tokens = SimpleNamespace(**_LFM2_TOKENS)
+    return processor._build_image_tokens(tokens, rows, columns, per_tile, of_whole, True, True)
+
+
+def _lfm2_features(model: Any, inputs: Inputs) -> list[Any]:
+    return [model.model.get_image_features(**inputs).pooler_output]
+
+
+_LFM2_VL = VisionFamily(
+    "LFM2-VL",
+    lambda token_id: transformers.Lfm2VlConfig(
+        text_config={
+            **{key: value for key, value in TEXT.items() if key != "head_dim"},
+            **{"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_ff_dim": 96},
+            **{"block_multiple_of": 16},
+        },
+        vision_config={
+            **{"model_type": "siglip2_vision_model", "hidden_size": 32, "intermediate_size": 48, "patch_size": PATCH},
+            **{"num_hidden_layers": 2, "num_attention_heads": 2, "num_patches": 25, "vision_use_head": False},
+        },
+        image_token_id=token_id("<image>"),
+        projector_hidden_size=48,
+    ),
+    Idefics3ImageProcessorPil(),  # see `_LLAMA4`
+    _call_lfm2,
+    {
+        "processor_class": "Lfm2VlProcessor",
+        "image_processor": {"image_processor_type": "Lfm2VlImageProcessor", **_LFM2_SETTINGS},
+    },
+    _replace_lfm2,
+    (*_LFM2_TOKENS.values(), *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5))),
+    "<image>",
+    lambda inputs, index: inputs["views"][sum(inputs["counts"][:index]) :][: inputs["counts"][index]],
+    features=_lfm2_features,
+    cache="100KiB",
+    slow=True,
+    has_image_processor=False,
+)
+
 FAMILIES = (
-    *(_MISTRAL3, _LIGHTON_OCR, _IDEFICS3, _SMOLVLM, _INTERNVL, _GEMMA3),
-    *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5),
+    *(_MISTRAL3, _LIGHTON_OCR, _IDEFICS3, _SMOLVLM, _INTERNVL, _GEMMA3, _GEMMA4, _GEMMA4_CAUSAL, _GEMMA4_UNIFIED),
+    *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE),
+    *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
 )

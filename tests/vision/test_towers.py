@@ -21,7 +21,8 @@ def towers():
             model_class = model_class_of(config)
         except ConfigError:
             continue  # one that jaxis says it does not run
-        if issubclass(model_class, TextPart) and model_class.tower is not None:
+        # Of some, only the text's config is kept.
+        if issubclass(model_class, TextPart) and model_class.tower is not None and config.get("vision_config"):
             yield pytest.param(config, model_class.tower, id=path.stem)
 
 
@@ -30,5 +31,6 @@ def test_a_tower_is_made_as_its_config_says(config, tower_class):
     chosen = _config_of_tower(VllmConfig(ModelConfig(model="", hf_config=config)), tower_class)
     tower = construct_abstractly(chosen, check_config=True, model_class=tower_class)
     num_parameters = sum(param.get_value().size for _, param in tower.named_parameters())
-    assert 350e6 < num_parameters < 700e6  # published towers are of few sizes
-    assert (tower.patch_size, tower.merge_size) in {(14, 2), (16, 2)}
+    # Published towers are of few sizes; Gemma 4 12B has none, but a product.
+    assert 30e6 < num_parameters < 700e6
+    assert (tower.patch_size, tower.merge_size) in {(14, 2), (16, 2), (16, 3), (48, 1)}

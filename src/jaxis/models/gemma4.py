@@ -1,15 +1,17 @@
-"""Gemma 4, text: heads of another size in full layers, values that are keys, layers that attend to the keys and values
+"""Gemma 4: heads of another size in full layers, values that are keys, layers that attend to the keys and values
 of an earlier one, embeddings of each layer's own, and experts beside the dense feed-forward block.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import jax
 from flax import nnx
 
-from jaxis.config.attention_span import AttentionSpan
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, layer_span, layer_type, settings_of_layer
 from jaxis.config.rope_config import RopeConfig, rope_config
@@ -27,9 +29,14 @@ from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import DecoderOptions, LayerClass
 from jaxis.models.common.family import Family
 from jaxis.models.common.gemma import gemma_activation, gemma_mlp
+from jaxis.models.common.gemma4_vision import Gemma4UnifiedVision, Gemma4Vision
 from jaxis.models.common.layer_embeddings import LayerEmbeddingsModel
 from jaxis.models.common.shared_caches import SharedCacheCausalLM, cache_owner, own_or_shared_attention
 from jaxis.models.common.text_part import InnerTextPart
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+    from jaxis.config.quantization import QuantizationConfig
 
 # What config.json says of each of Gemma 4's layers.
 
@@ -121,6 +128,8 @@ class Gemma4DecoderLayer(SandwichNormDecoderLayer):
             ),
             mlp=gemma_mlp(scope / "mlp", layer.intermediate_size),
         )
+        # Tokens of an image see each other in windows only.
+        self.is_causal = layer.span == FULL_CONTEXT
         self.layer_scalar = make_parameter(scope.rngs, nnx.initializers.ones, (1,), scope.dtype, axes=(None,))
         self.activation = activation_function(gemma_activation(config))
         self.router = self.experts = None
@@ -154,7 +163,8 @@ class Gemma4DecoderLayer(SandwichNormDecoderLayer):
         per_layer_input: jax.Array | None = None,
     ) -> LayerOutput:
         """x [T, E] and the layer's own embeddings [T, P], if it has any -> the updated cache and [T, E]."""
-        kv_cache, attended = self.mixer(kv_cache, self.input_layernorm(x), metadata)
+        seen = dataclasses.replace(metadata, bidirectional=None) if self.is_causal else metadata
+        kv_cache, attended = self.mixer(kv_cache, self.input_layernorm(x), seen)
         x = x + self.post_attention_layernorm(attended)
         x = x + self.post_feedforward_layernorm(self._feed_forward(x, metadata))
         if self.per_layer_input_gate is not None and self.per_layer_projection is not None:
@@ -230,6 +240,8 @@ def _num_layer_embeddings(config: HFConfig) -> int:
     return config.get("vocab_size_per_layer_input", config["vocab_size"])
 
 
+_PLACEHOLDERS = {"image_token_id": 258_880, "video_token_id": 258_884, "audio_token_id": 258_881}
+
 _OTHER_KEYS = (
     *("vision_config", "audio_config", "image_token_id", "audio_token_id", "video_token_id", "boi_token_id"),
     *("eoi_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index", "vision_soft_tokens_per_image"),
@@ -237,23 +249,31 @@ _OTHER_KEYS = (
 
 
 class Gemma4ForConditionalGeneration(InnerTextPart, Gemma4ForCausalLM):
-    """E2B, E4B, 26B-A4B and 31B as published; images, video and audio are not supported."""
+    """E2B, E4B, 26B-A4B and 31B as published, and what encodes images for them; video and audio are not supported."""
 
+    tower = Gemma4Vision
     text_model_types = ("gemma4_text",)
     other_parts = ("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio")
     other_keys = _OTHER_KEYS
 
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
+        super().__init__(vllm_config, rng, quant_config)
+        config, model = vllm_config.model_config.hf_config, cast(Gemma4Model, self.model)
+        model.placeholders = tuple(config.get(key, default) for key, default in _PLACEHOLDERS.items())
+        model.padding_id = config.get_text_config().get("pad_token_id", 0)
+
 
 class Gemma4UnifiedForConditionalGeneration(InnerTextPart, Gemma4UnifiedForCausalLM):
-    """12B as published, in which images and audio have no towers; they are not supported."""
+    """12B as published, which sees without a transformer of its own; video and audio are not supported."""
 
+    tower = Gemma4UnifiedVision
     text_model_types = ("gemma4_unified_text",)
     other_parts = ("model.vision_embedder", "model.embed_vision", "model.embed_audio")
     other_keys = _OTHER_KEYS
 
 
 FAMILY = Family(
-    "Gemma 4 E2B, E4B, 12B, 26B-A4B, 31B (text)",
+    "Gemma 4 E2B, E4B, 12B, 26B-A4B, 31B",
     (
         Gemma4ForCausalLM,
         Gemma4UnifiedForCausalLM,

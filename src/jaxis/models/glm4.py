@@ -16,6 +16,7 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
+from jaxis.models.common.glm_vision import GlmOcrVision, GlmVision
 from jaxis.models.common.text_part import InnerTextPart
 
 _MARKS = tuple(f"{kind}_{mark}token_id" for kind in ("image", "video") for mark in ("", "start_", "end_"))
@@ -60,8 +61,9 @@ class Glm4ForCausalLM(CausalLM):
 
 
 class Glm4vForConditionalGeneration(InnerTextPart, Glm4ForCausalLM):
-    """GLM-4.1V Thinking and GLM-4.6V Flash; images are not supported."""
+    """GLM-4.1V Thinking and GLM-4.6V Flash: the text, and what encodes images for it."""
 
+    tower = GlmVision
     layer_class = functools.partial(Glm4DecoderLayer, default_head_dim=None)
     text_model_types = ("glm4v_text",)
     other_parts = ("model.visual",)
@@ -69,19 +71,20 @@ class Glm4vForConditionalGeneration(InnerTextPart, Glm4ForCausalLM):
 
 
 class Glm46VForConditionalGeneration(Glm4vForConditionalGeneration):
-    """GLM-4.6V by another name; images are not supported."""
+    """GLM-4.6V by another name."""
 
 
 class GlmOcrForConditionalGeneration(Glm4vForConditionalGeneration):
-    """GLM-OCR; images are not supported."""
+    """GLM-OCR: the text, and what encodes images for it."""
 
+    tower = GlmOcrVision
     layer_class = functools.partial(Glm4DecoderLayer, default_bias=False)
     text_model_types = ("glm_ocr_text",)
 
 
 FAMILY = Family(
-    "GLM-4 (0414); GLM-4.1V, GLM-4.6V Flash, GLM-OCR (text)",
+    "GLM-4 (0414); GLM-4.1V, GLM-4.6V Flash, GLM-OCR",
     (Glm4ForCausalLM, Glm4vForConditionalGeneration, Glm46VForConditionalGeneration, GlmOcrForConditionalGeneration),
-    "norms before and after, interleaved partial RoPE, packed gate and up projections",
+    "norms before and after, interleaved partial RoPE, packed gate and up projections; a tower of its own, M-RoPE",
     gguf=("glm4",),
 )

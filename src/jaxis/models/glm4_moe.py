@@ -8,6 +8,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
+from jaxis.models.common.glm_vision import GlmVision
 from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import dense_or_sparse, ignore_sizes_of_other_layers, sigmoid_routing
 from jaxis.models.common.text_part import InnerTextPart
@@ -50,8 +51,9 @@ class Glm4MoeForCausalLM(CausalLM):
 
 
 class Glm4vMoeForConditionalGeneration(InnerTextPart, Glm4MoeForCausalLM):
-    """GLM-4.5V and GLM-4.6V; images are not supported."""
+    """GLM-4.5V and GLM-4.6V: the text, and what encodes images for it."""
 
+    tower = GlmVision
     router_aux_loss_coef = 0.0001
     text_model_types = ("glm4v_moe_text",)
     other_parts = ("model.visual",)
@@ -59,8 +61,8 @@ class Glm4vMoeForConditionalGeneration(InnerTextPart, Glm4MoeForCausalLM):
 
 
 FAMILY = Family(
-    "GLM-4.5, 4.6; GLM-4.5V, 4.6V (text)",
+    "GLM-4.5, 4.6; GLM-4.5V, 4.6V",
     (Glm4MoeForCausalLM, Glm4vMoeForConditionalGeneration),
-    "partial RoPE, DeepSeek V3's routing",
+    "partial RoPE, DeepSeek V3's routing; GLM-4.1V's tower, M-RoPE",
     gguf=("glm4moe",),
 )

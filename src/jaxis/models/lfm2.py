@@ -6,6 +6,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
 from jaxis.models.common.lfm import LfmCausalLM, LfmDecoderLayer, lfm_mlp
+from jaxis.models.common.lfm2_vision import Lfm2Vision
 from jaxis.models.common.text_part import InnerTextPart
 
 
@@ -29,8 +30,9 @@ def _intermediate_size(config: HFConfig) -> int:
 
 
 class Lfm2VlForConditionalGeneration(InnerTextPart, Lfm2ForCausalLM):
-    """LFM2-VL; images are not supported."""
+    """LFM2-VL: the text, and what encodes images for it."""
 
+    tower = Lfm2Vision
     text_model_types = ("lfm2",)
     other_parts = ("model.vision_tower", "model.multi_modal_projector")
     other_keys = (
@@ -40,9 +42,9 @@ class Lfm2VlForConditionalGeneration(InnerTextPart, Lfm2ForCausalLM):
 
 
 FAMILY = Family(
-    "LFM2, LFM2.5 (dense); LFM2-VL (text)",
+    "LFM2, LFM2.5 (dense); LFM2-VL",
     (Lfm2ForCausalLM, Lfm2VlForConditionalGeneration),
-    "short convolutions in place of attention in two of three layers",
+    "short convolutions in place of attention in two of three layers; SigLIP 2's tower",
     gguf=("lfm2",),
     tiny={
         "block_dim": lambda twin: twin["hidden_size"],

@@ -1,4 +1,4 @@
-"""Llama 4 (text): chunked attention with rope, full-context layers without rope, experts that scale their input."""
+"""Llama 4: chunked attention with rope, full-context layers without rope, experts that scale their input."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from jaxis.layers.scale import QueryScale
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
+from jaxis.models.common.llama4_vision import Llama4Vision
 from jaxis.models.common.no_rope_layers import has_rope
 from jaxis.models.common.text_part import TextPart
 
@@ -47,8 +48,9 @@ class Llama4ForCausalLM(CausalLM):
 
 
 class Llama4ForConditionalGeneration(TextPart, Llama4ForCausalLM):
-    """The published multimodal checkpoints; images are not supported."""
+    """The published multimodal checkpoints: the text, and what encodes images for it."""
 
+    tower = Llama4Vision
     text_model_types = ("llama4_text",)
     other_parts = ("vision_model", "multi_modal_projector")
     other_keys = ("vision_config", "boi_token_index", "eoi_token_index", "image_token_index")
@@ -118,7 +120,7 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
 
 
 FAMILY = Family(
-    "Llama 4 Scout, Maverick (text)",
+    "Llama 4 Scout, Maverick",
     (Llama4ForCausalLM, Llama4ForConditionalGeneration),
     "attention in chunks of 8192, every fourth layer without RoPE and with a position-dependent attention "
     "temperature, L2 norm after RoPE, experts whose weights scale their input, a shared expert",

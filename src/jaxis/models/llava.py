@@ -1,6 +1,8 @@
-"""Models that see through a projection into a Llama, a Mistral or a Qwen2: InternVL, SmolVLM, LLaVA (text), ..."""
+"""Models that see through a projection into a Llama, a Mistral or a Qwen2: InternVL, SmolVLM, LLaVA, ..."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.scope import LayerScope
@@ -9,9 +11,11 @@ from jaxis.models.common.family import Family
 from jaxis.models.common.idefics3_vision import Idefics3Vision
 from jaxis.models.common.internvit import InternVLVision
 from jaxis.models.common.llama import LlamaDecoderLayer
+from jaxis.models.common.llava_vision import LlavaVision
 from jaxis.models.common.mistral import MistralDecoderLayer
 from jaxis.models.common.qwen import Qwen2DecoderLayer
 from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.vision_tower import VisionTower
 
 _LAYERS = {"llama": LlamaDecoderLayer, "mistral": MistralDecoderLayer, "qwen2": Qwen2DecoderLayer}
 _SEES = ("vision_config", "projector_hidden_act", "vision_feature_select_strategy", "vision_feature_layer")
@@ -22,8 +26,9 @@ def _layer_of_text(scope: LayerScope) -> PreNormDecoderLayer:
 
 
 class LlavaForConditionalGeneration(TextPart, CausalLM):
-    """LLaVA 1.5, BakLLaVA and others; images are not supported."""
+    """LLaVA 1.5, BakLLaVA, Pixtral 12B and others: the text, and what encodes images for it."""
 
+    tower: ClassVar[type[VisionTower] | None] = LlavaVision
     layer_class = _layer_of_text
     text_model_types = tuple(_LAYERS)
     other_parts = ("vision_tower", "multi_modal_projector")
@@ -33,6 +38,7 @@ class LlavaForConditionalGeneration(TextPart, CausalLM):
 class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
     """LLaVA-NeXT (1.6); images are not supported."""
 
+    tower = None
     other_parts = ("vision_tower", "multi_modal_projector", "image_newline")
     other_keys = (*LlavaForConditionalGeneration.other_keys, "image_grid_pinpoints", "use_image_newline_parameter")
 
@@ -60,7 +66,7 @@ class SmolVLMForConditionalGeneration(Idefics3ForConditionalGeneration):
 
 
 FAMILY = Family(
-    "InternVL 2.5 and 3, Idefics3, SmolVLM; LLaVA, LLaVA-NeXT (text)",
+    "InternVL 2.5 and 3, Idefics3, SmolVLM, LLaVA 1.5, Pixtral 12B; LLaVA-NeXT (text)",
     (
         LlavaForConditionalGeneration,
         LlavaNextForConditionalGeneration,
@@ -68,5 +74,5 @@ FAMILY = Family(
         Idefics3ForConditionalGeneration,
         SmolVLMForConditionalGeneration,
     ),
-    "the text is a Llama, a Mistral or a Qwen2; SigLIP's tower (Idefics3, SmolVLM) and InternViT",
+    "the text is a Llama, a Mistral or a Qwen2; SigLIP's tower (Idefics3, SmolVLM), InternViT, CLIP's and Pixtral's",
 )

@@ -75,22 +75,22 @@ class PromptImages:
         for place, image, name in zip(places, opened, names, strict=True):
             with _DECODING:
                 upright = decode_image(image, name)
-                views = processor.views(upright)
-            own, rows = processor.tokens(*upright.size)
+                parts = processor.parts(upright)
             expanded += token_ids[start:place]
-            inputs.append(
-                EmbeddedInput(
-                    processor.digest(views),
-                    len(expanded),
-                    len(own),
-                    tuple(rows),
-                    views.shape,
-                    views.tobytes(),
-                    is_bidirectional=processor.is_bidirectional,
-                    grid=processor.grid(*upright.size),
+            for part in parts:
+                inputs.append(
+                    EmbeddedInput(
+                        processor.digest(part.views),
+                        len(expanded),
+                        len(part.token_ids),
+                        tuple(part.rows),
+                        part.views.shape,
+                        part.views.tobytes(),
+                        is_bidirectional=processor.is_bidirectional,
+                        grid=processor.grid(*upright.size),
+                    )
                 )
-            )
-            expanded += own
+                expanded += part.token_ids
             start = place + 1
         return dataclasses.replace(prompt, token_ids=expanded + token_ids[start:], inputs=tuple(inputs))
 

@@ -20,6 +20,10 @@ class LayerEmbeddingsModel(DecoderModel):
 
     Tokens past the end of that table, which some checkpoints have for images and sound, have the embedding of token 0.
 
+    Attributes:
+      placeholders: Tokens that stand for something else, such as an image.
+      padding_id: The token whose own embedding in layers these have.
+
     Args:
       scope, layer_class, options: See `DecoderModel`.
       layer_size: P; 0 without such embeddings.
@@ -39,6 +43,8 @@ class LayerEmbeddingsModel(DecoderModel):
         hidden_size: int = scope.config["hidden_size"]
         self.projection_scale = hidden_size**-0.5
         self.num_layer_embeddings = num_embeddings
+        self.placeholders: tuple[int, ...] = ()
+        self.padding_id = 0
         self.embed_tokens_per_layer = self.per_layer_model_projection = None
         if layer_size:
             total = len(self.layers) * layer_size
@@ -68,6 +74,8 @@ class LayerEmbeddingsModel(DecoderModel):
         shape = (input_ids.shape[0], len(self.layers), -1)
         projected = scaled(self.per_layer_model_projection(embeddings), self.projection_scale).reshape(shape)
         in_table = jnp.where(input_ids < self.num_layer_embeddings, input_ids, 0)
+        for token_id in self.placeholders:
+            in_table = jnp.where(input_ids == token_id, self.padding_id, in_table)
         # Rounded, so that no program fuses its factor with the sum that follows.
         own = materialize(self.embed_tokens_per_layer(in_table)).reshape(shape)
         mixed = scaled(self.per_layer_projection_norm(projected) + own, 2**-0.5)

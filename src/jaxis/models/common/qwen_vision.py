@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -19,8 +19,11 @@ from jaxis.models.common.qwen import QWEN3_VL_MROPE
 from jaxis.models.common.vision_layers import (
     PositionTable,
     VisionMLP,
+    Windows,
+    attend_in_windows,
     attend_within,
     axial_rope_theta,
+    one_segment,
     one_side,
     parameter,
     patch_products,
@@ -38,7 +41,6 @@ MakeNorm = Callable[..., Any]
 MakeMLP = Callable[[LayerScope], Any]
 
 _EPSILON = 1e-6
-_MAX_SIDE = 1 << 15  # windows of a row
 
 
 class FrameConvolution(JaxModule):
@@ -93,12 +95,14 @@ class QwenVisionAttention(JaxModule):
         self.qkv = linear(scope / "qkv", num_features, 3 * num_features, axes=("heads", "embed"), use_bias=True)
         self.proj = linear(scope / "proj", num_features, num_features, axes=("embed", "heads"), use_bias=True)
 
-    def __call__(self, x: jax.Array, angles: jax.Array, segments: jax.Array) -> jax.Array:
-        """x [P, C], angles [P, D / 2], and segments i32 [P] within which patches see each other -> [P, C]."""
+    def __call__(self, x: jax.Array, angles: jax.Array, visible: jax.Array | Windows) -> jax.Array:
+        """x [P, C], angles [P, D / 2], and the segments i32 [P] or windows of patches that see each other -> [P, C]."""
         q, k, v = jnp.moveaxis(self.qkv(x).reshape(x.shape[0], 3, self.num_heads, -1), 1, 0)
         cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
         q, k = (rotate_halves(each.astype(jnp.float32), cos, sin).astype(v.dtype) for each in (q, k))
-        return self.proj(attend_within(segments, q, k, v))
+        if isinstance(visible, Windows):
+            return self.proj(attend_in_windows(visible, q, k, v))
+        return self.proj(attend_within(visible, q, k, v))
 
 
 class QwenVisionMLP(JaxModule):
@@ -137,9 +141,9 @@ class QwenVisionBlock(JaxModule):
         self.attn = QwenVisionAttention(scope / "attn", num_features, scope.config.get("num_heads", 16))
         self.mlp = make_mlp(scope / "mlp")
 
-    def __call__(self, x: jax.Array, angles: jax.Array, segments: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, angles: jax.Array, visible: jax.Array | Windows) -> jax.Array:
         """See `QwenVisionAttention`."""
-        x = x + self.attn(self.norm1(x), angles, segments)
+        x = x + self.attn(self.norm1(x), angles, visible)
         return x + self.mlp(self.norm2(x))
 
 
@@ -175,7 +179,62 @@ class QwenMerger(JaxModule):
         return self.linear_fc2(self.act(self.linear_fc1(x)))
 
 
-class QwenVisual(JaxModule):
+class AxialTransformer(JaxModule):
+    """Layers over an image's patches, which are rotated by row and column; each family makes its own.
+
+    Args:
+      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
+      num_features: C.
+      patch_size: Pixels of a side of a patch, if the config does not say it.
+      num_heads: H, if the config does not say it.
+
+    Attributes:
+      patch_size: Pixels of a side of a patch.
+      merge_size: Patches of a side of what becomes one embedding.
+      num_additions: See `VisionTower`.
+      blocks: The layers, each called with x [P, C], angles [P, D / 2] and what of `visible` is its own.
+
+    Raises:
+      ConfigError: The config asks for something that is not supported.
+    """
+
+    num_additions = 0
+
+    def __init__(self, scope: LayerScope, num_features: int, patch_size: int, *, num_heads: int = 16) -> None:
+        config = scope.config
+        config.expect("in_channels", 3)
+        config.expect("in_chans", 3)
+        for key in ("model_type", "tokens_per_second", "spatial_patch_size"):
+            config.ignore(key, because="it is about video, or says again what the class says")
+        self.rope_theta = axial_rope_theta(config, 10_000.0)
+        self.head_dim = num_features // config.get("num_heads", num_heads)
+        self.patch_size = one_side(config.get("patch_size", patch_size), config.source)
+        self.merge_size: int = config.get("spatial_merge_size", 2)
+        self.blocks: list[Any] = []
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """The patches -> [P / merge_size ** 2, E * (1 + num_additions)]."""
+        raise NotImplementedError
+
+    def through_blocks(self, x: jax.Array, patches: Patches) -> list[jax.Array]:
+        """x [P, C], as the convolution leaves it -> what leaves each layer, all [P, C]."""
+        inverse = 1.0 / self.rope_theta ** (
+            jnp.arange(0, self.head_dim // 2, 2, dtype=jnp.float32) / (self.head_dim // 2)
+        )
+        places = (patches.rows, patches.columns)
+        angles = jnp.concatenate([each.astype(jnp.float32)[:, None] * inverse for each in places], axis=-1)
+        outputs = []
+        for block, visible in zip(self.blocks, self.visible(patches), strict=True):
+            x = run_layer(block, x, angles, visible)
+            outputs.append(x)
+        return outputs
+
+    def visible(self, patches: Patches) -> Sequence[jax.Array | Windows]:
+        """Within which patches see each other, for each layer: segments i32 [P], or windows."""
+        return [one_segment(patches.rows.shape[0], patches.num_patches)] * len(self.blocks)
+
+
+class QwenVisual(AxialTransformer):
     """The vision transformer, with its merger.
 
     Args:
@@ -204,15 +263,8 @@ class QwenVisual(JaxModule):
         has_bias: bool = False,
         num_layers: int,
     ) -> None:
+        super().__init__(scope, num_features, patch_size)
         config = scope.config
-        config.expect("in_channels", 3)
-        config.expect("in_chans", 3)
-        for key in ("model_type", "tokens_per_second", "spatial_patch_size"):
-            config.ignore(key, because="it is about video, or says again what the class says")
-        self.rope_theta = axial_rope_theta(config, 10_000.0)
-        self.head_dim = num_features // config.get("num_heads", 16)
-        self.patch_size = one_side(config.get("patch_size", patch_size), config.source)
-        self.merge_size: int = config.get("spatial_merge_size", 2)
         self.patch_embed = QwenPatchEmbed(scope / "patch_embed", num_features, self.patch_size, use_bias=has_bias)
         self.blocks = [
             QwenVisionBlock(scope / "blocks" / str(i), num_features, make_norm, make_mlp)
@@ -223,26 +275,6 @@ class QwenVisual(JaxModule):
     def __call__(self, patches: Patches) -> jax.Array:
         """The patches -> [P / merge_size ** 2, E]."""
         return self.merger(self.through_blocks(self.patch_embed.proj(patches.pixels), patches)[-1])
-
-    def through_blocks(self, x: jax.Array, patches: Patches) -> list[jax.Array]:
-        """x [P, C], as the convolution leaves it -> what leaves each layer, all [P, C]."""
-        inverse = 1.0 / self.rope_theta ** (
-            jnp.arange(0, self.head_dim // 2, 2, dtype=jnp.float32) / (self.head_dim // 2)
-        )
-        places = (patches.rows, patches.columns)
-        angles = jnp.concatenate([each.astype(jnp.float32)[:, None] * inverse for each in places], axis=-1)
-        is_padding = jnp.arange(x.shape[0]) >= patches.num_patches
-        outputs = []
-        for i, block in enumerate(self.blocks):
-            segments = jnp.where(is_padding, -1, self.segments(i, patches))
-            x = run_layer(block, x, angles, segments)
-            outputs.append(x)
-        return outputs
-
-    def segments(self, layer: int, patches: Patches) -> jax.Array:
-        """i32 [P]: within which patches see each other in a layer."""
-        del layer
-        return jnp.zeros_like(patches.rows)
 
 
 class Qwen2_5Visual(QwenVisual):
@@ -273,11 +305,11 @@ class Qwen2_5Visual(QwenVisual):
         merged = config.get("window_size", 112) // self.merge_size // self.patch_size
         self.window_side = merged * self.merge_size
 
-    def segments(self, layer: int, patches: Patches) -> jax.Array:
-        """See `QwenVisual`."""
-        if layer in self.whole_layers:
-            return super().segments(layer, patches)
-        return patches.rows // self.window_side * _MAX_SIDE + patches.columns // self.window_side
+    def visible(self, patches: Patches) -> Sequence[jax.Array | Windows]:
+        """See `AxialTransformer`."""
+        windows = Windows.of(patches, self.window_side, self.merge_size)
+        whole = super().visible(patches)
+        return [whole[i] if i in self.whole_layers else windows for i in range(len(self.blocks))]
 
 
 class Qwen3Visual(QwenVisual):
@@ -302,6 +334,7 @@ class Qwen3Visual(QwenVisual):
         self.table_side = math.isqrt(num_places)
         self.pos_embed = PositionTable(scope / "pos_embed", num_places, num_features)
         self.deepstack_layers = tuple(config.get("deepstack_visual_indexes", deepstack_layers))
+        self.num_additions = len(self.deepstack_layers)
         self.deepstack_merger_list = [
             QwenMerger(scope / "deepstack_merger_list" / str(i), num_features, size, layer_norm, norms_merged=True)
             for i in range(len(self.deepstack_layers))
@@ -336,7 +369,7 @@ class Qwen3Visual(QwenVisual):
 
 
 class QwenVision(VisionTower):
-    """A vision tower of Qwen's.
+    """A vision tower of Qwen's, or one whose images RoPE counts as theirs.
 
     Args:
       vllm_config: Its config is what `config_keys` name.
@@ -357,7 +390,7 @@ class QwenVision(VisionTower):
         ("visual.merger.mlp.0.", "visual.merger.linear_fc1."),
         ("visual.merger.mlp.2.", "visual.merger.linear_fc2."),
     )
-    make_visual: ClassVar[Callable[[LayerScope], QwenVisual]]
+    make_visual: ClassVar[Callable[[LayerScope], AxialTransformer]]
     # Whether the pairs that go by time, row and column take turns, and how many there are where config.json has none.
     is_interleaved: ClassVar[bool] = False
     default_section: ClassVar[tuple[int, ...] | None] = None
@@ -367,8 +400,7 @@ class QwenVision(VisionTower):
         self._check_rope(scope.config)
         self.visual = type(self).make_visual(vision_scope(scope / "visual"))
         self.patch_size, self.merge_size = self.visual.patch_size, self.visual.merge_size
-        if isinstance(self.visual, Qwen3Visual):
-            self.num_additions = len(self.visual.deepstack_layers)
+        self.num_additions = self.visual.num_additions
 
     def __call__(self, patches: Patches) -> jax.Array:
         """See `VisionTower`."""

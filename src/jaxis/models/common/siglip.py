@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 
 from jaxis.layers.leaves import layer_norm, linear
@@ -17,6 +20,8 @@ from jaxis.models.common.vision_layers import (
     run_layer,
 )
 from jaxis.models.common.vision_tower import Patches
+
+_DEFAULTS: Mapping[str, Any] = {"layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"}
 
 
 class SiglipAttention(JaxModule):
@@ -51,15 +56,22 @@ class SiglipLayer(JaxModule):
       num_features: C.
       intermediate_size: F.
       num_heads: H.
+      epsilon: Of the norms.
+      activation: Its name.
     """
 
-    def __init__(self, scope: LayerScope, num_features: int, intermediate_size: int, num_heads: int) -> None:
-        config = scope.config
-        epsilon = config.get("layer_norm_eps", 1e-6)
+    def __init__(
+        self,
+        scope: LayerScope,
+        num_features: int,
+        intermediate_size: int,
+        num_heads: int,
+        epsilon: float,
+        activation: str,
+    ) -> None:
         self.layer_norm1 = layer_norm(scope, num_features, epsilon=epsilon)
         self.self_attn = SiglipAttention(scope / "self_attn", num_features, num_heads)
         self.layer_norm2 = layer_norm(scope, num_features, epsilon=epsilon)
-        activation = config.get("hidden_act", "gelu_pytorch_tanh")
         self.mlp = VisionMLP(scope / "mlp", num_features, intermediate_size, activation)
 
     def __call__(self, x: jax.Array, num_patches: jax.Array) -> jax.Array:
@@ -74,13 +86,21 @@ class SiglipEncoder(JaxModule):
     Args:
       scope: The encoder's scope, with the tower's config.
       num_features: C.
-      defaults: Of config.json's sizes, by key.
+      defaults: Of config.json's values, by key.
     """
 
-    def __init__(self, scope: LayerScope, num_features: int, defaults: dict[str, int]) -> None:
-        sizes = [scope.config.get(key, defaults[key]) for key in ("intermediate_size", "num_attention_heads")]
-        count = scope.config.get("num_hidden_layers", defaults["num_hidden_layers"])
-        self.layers = [SiglipLayer(scope.layer(i), num_features, *sizes) for i in range(count)]
+    def __init__(self, scope: LayerScope, num_features: int, defaults: Mapping[str, Any]) -> None:
+        values = {**_DEFAULTS, **defaults}
+        keys = ("intermediate_size", "num_attention_heads", "layer_norm_eps", "hidden_act")
+        settings = [scope.config.get(key, values[key]) for key in keys]
+        count = scope.config.get("num_hidden_layers", values["num_hidden_layers"])
+        self.layers = [SiglipLayer(scope.layer(i), num_features, *settings) for i in range(count)]
+
+    def __call__(self, x: jax.Array, num_patches: jax.Array, num_layers: int | None = None) -> jax.Array:
+        """x [P, C], the first `num_patches` of which are seen -> [P, C], after so many layers; None is all."""
+        for layer in self.layers[:num_layers]:
+            x = run_layer(layer, x, num_patches)
+        return x
 
 
 class SiglipEmbeddings(JaxModule):
@@ -110,13 +130,21 @@ class SiglipTower(JaxModule):
     Args:
       scope: The tower's scope, with the checkpoint's `vision_config` as its config.
       model_types: That the config may have.
-      defaults: Of config.json's sizes, by key.
+      defaults: Of config.json's values, by key.
+      is_normed: Whether there is a norm after the layers.
 
     Raises:
       ConfigError: The config asks for something that is not supported.
     """
 
-    def __init__(self, scope: LayerScope, model_types: tuple[str, ...], defaults: dict[str, int]) -> None:
+    def __init__(
+        self,
+        scope: LayerScope,
+        model_types: tuple[str, ...],
+        defaults: Mapping[str, Any],
+        *,
+        is_normed: bool = True,
+    ) -> None:
         config = scope.config
         config.expect("model_type", *model_types)
         config.expect("num_channels", 3)
@@ -131,11 +159,13 @@ class SiglipTower(JaxModule):
         self.embeddings = SiglipEmbeddings(scope / "embeddings", self.patch_size, self.side, self.hidden_size)
         self.encoder = SiglipEncoder(scope / "encoder", self.hidden_size, defaults)
         epsilon = config.get("layer_norm_eps", 1e-6)
-        self.post_layernorm = layer_norm(scope, self.hidden_size, epsilon=epsilon)
+        self.post_layernorm = layer_norm(scope, self.hidden_size, epsilon=epsilon) if is_normed else None
 
     def __call__(self, patches: Patches) -> jax.Array:
         """The patches -> [P, C]."""
-        x = self.embeddings(patches)
-        for layer in self.encoder.layers:
-            x = run_layer(layer, x, patches.num_patches)
-        return self.post_layernorm(x)
+        x = self.through_layers(patches)
+        return x if self.post_layernorm is None else self.post_layernorm(x)
+
+    def through_layers(self, patches: Patches, num_layers: int | None = None) -> jax.Array:
+        """The patches -> [P, C], as this many layers leave them; None is all."""
+        return self.encoder(self.embeddings(patches), patches.num_patches, num_layers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,13 @@ from jaxis.layers.linear import DEFAULT_INIT
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.vision_tower import Patches
 
 if TYPE_CHECKING:
     from jaxis.config.hf_config import HFConfig
 
 _QUERY_CHUNK = 256  # patches whose scores are in memory at once
+_WINDOWS_AT_ONCE = 4
 
 
 class PatchConvolution(JaxModule):
@@ -90,7 +92,9 @@ class VisionMLP(JaxModule):
         return self.fc2(self.act(self.fc1(x)))
 
 
-def attend_within(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def attend_within(
+    segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float | None = None
+) -> jax.Array:
     """Attention of patches to each other within their segments.
 
     Args:
@@ -98,15 +102,17 @@ def attend_within(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array)
       q: [P, H, D].
       k: [P, H, D].
       v: [P, H, D].
+      scale: Of scores; None is 1 / sqrt(D).
 
     Returns:
       [P, H * D].
     """
     num_patches = q.shape[0]
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
 
     def attend(chunk: tuple[jax.Array, jax.Array]) -> jax.Array:
         q, own = chunk
-        scores = jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+        scores = jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=jnp.float32) * factor
         weights = jax.nn.softmax(jnp.where(own[:, None] == segments, scores, -jnp.inf), axis=-1)
         return jnp.einsum("hqk,khd->qhd", weights.astype(v.dtype), v)
 
@@ -114,6 +120,71 @@ def attend_within(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array)
     return jax.lax.map(attend, (q.reshape(-1, chunk, *q.shape[1:]), segments.reshape(-1, chunk))).reshape(
         num_patches, -1
     )
+
+
+class Windows(NamedTuple):
+    """The windows within which patches see each other.
+
+    Attributes:
+      patches: i32 [W, S], those of each window, P where it has fewer; windows in use come first.
+      slots: i32 [P], where each patch is among them, window by window.
+      count: i32, windows in use.
+    """
+
+    patches: jax.Array
+    slots: jax.Array
+    count: jax.Array
+
+    @classmethod
+    def of(cls, patches: Patches, side: int, merge_size: int) -> Windows:
+        """The squares of an image.
+
+        Args:
+          patches: The image's.
+          side: Patches of a side of a window, of which those at the lower and right edge may have fewer.
+          merge_size: That divides the image's rows and columns.
+        """
+        num_rows, size = patches.rows.shape[0], side * side
+        # No image of as many patches has more windows: one that is `merge_size` wide.
+        most = -(-(num_rows // (side * merge_size) + 1) // _WINDOWS_AT_ONCE) * _WINDOWS_AT_ONCE
+        across = jnp.max(patches.columns) // side + 1
+        windows = patches.rows // side * across + patches.columns // side
+        slots = windows * size + patches.rows % side * side + patches.columns % side
+        index = jnp.arange(num_rows, dtype=jnp.int32)
+        is_padding = index >= patches.num_patches
+        places = jnp.where(is_padding, most * size, slots)
+        inside = jnp.full(most * size, num_rows, jnp.int32).at[places].set(index, mode="drop")
+        count = jnp.max(jnp.where(is_padding, 0, windows)) + 1
+        return cls(inside.reshape(most, size), jnp.where(is_padding, 0, slots), count)
+
+
+def attend_in_windows(windows: Windows, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attention of patches to each other within their windows, whose cost grows with the windows in use.
+
+    Args:
+      windows: The windows.
+      q: [P, H, D].
+      k: [P, H, D].
+      v: [P, H, D].
+
+    Returns:
+      [P, H * D].
+    """
+    num_patches, size, scale = q.shape[0], windows.patches.shape[1], q.shape[-1] ** -0.5
+    q, k, v = (jnp.pad(each, ((0, 1), (0, 0), (0, 0))) for each in (q, k, v))
+    lowest = jnp.finfo(jnp.float32).min
+
+    def attend(i: jax.Array, attended: jax.Array) -> jax.Array:
+        inside = jax.lax.dynamic_slice_in_dim(windows.patches, i * _WINDOWS_AT_ONCE, _WINDOWS_AT_ONCE)
+        scores = jnp.einsum("wqhd,wkhd->whqk", q[inside], k[inside], preferred_element_type=jnp.float32) * scale
+        weights = jax.nn.softmax(jnp.where(inside[:, None, None] < num_patches, scores, lowest), axis=-1)
+        rows = jnp.einsum("whqk,wkhd->wqhd", weights.astype(v.dtype), v[inside])
+        rows = rows.reshape(_WINDOWS_AT_ONCE * size, *v.shape[1:])
+        return jax.lax.dynamic_update_slice_in_dim(attended, rows, i * rows.shape[0], axis=0)
+
+    attended = jnp.zeros((windows.patches.size, *v.shape[1:]), v.dtype)
+    steps = -(-windows.count // _WINDOWS_AT_ONCE)
+    return jax.lax.fori_loop(0, steps, attend, attended)[windows.slots].reshape(num_patches, -1)
 
 
 def one_segment(num_rows: int, num_patches: jax.Array) -> jax.Array:
@@ -162,11 +233,11 @@ def parameter(scope: LayerScope, *shape: int) -> nnx.Param:
     return make_parameter(scope.rngs, DEFAULT_INIT, shape, scope.dtype, axes=(None,) * len(shape))
 
 
-def run_layer(layer: Any, *args: jax.Array) -> jax.Array:
+def run_layer(layer: Any, *args: jax.Array | Windows) -> jax.Array:
     """Calls a layer; equal ones are traced once."""
     return layer(*args) if calls_are_observed() else _run_layer(*nnx.split(layer), *args)
 
 
 @jax.jit(static_argnums=0)
-def _run_layer(graphdef: nnx.GraphDef[Any], state: nnx.State, *args: jax.Array) -> jax.Array:
+def _run_layer(graphdef: nnx.GraphDef[Any], state: nnx.State, *args: jax.Array | Windows) -> jax.Array:
     return nnx.merge(graphdef, state)(*args)

@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxis.vision.processors.gemma3 import Gemma3Processor
+from jaxis.vision.processors.gemma4 import Gemma4Processor
+from jaxis.vision.processors.glm_v import GlmVProcessor
 from jaxis.vision.processors.idefics3 import Idefics3Processor
 from jaxis.vision.processors.internvl import InternVLProcessor
+from jaxis.vision.processors.lfm2_vl import Lfm2VLProcessor
+from jaxis.vision.processors.llama4 import Llama4Processor
+from jaxis.vision.processors.llava import LlavaProcessor
 from jaxis.vision.processors.pixtral import PixtralProcessor
 from jaxis.vision.processors.processor import ImageProcessor
 from jaxis.vision.processors.qwen_vl import QwenVLProcessor
@@ -24,11 +29,18 @@ _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcesso
     "SmolVLM": Idefics3Processor.read,
     "InternVL": InternVLProcessor.read,
     "Gemma3": Gemma3Processor.read,
+    "Gemma4Unified": Gemma4Processor.read_unified,
+    "Gemma4": Gemma4Processor.read,
+    "Glm4v": GlmVProcessor.read,
+    "Glm46V": GlmVProcessor.read,
+    "Lfm2Vl": Lfm2VLProcessor.read,
+    "Llama4": Llama4Processor.read,
+    "LlavaProcessor": LlavaProcessor.read,
     "Qwen2VL": QwenVLProcessor.read,
     "Qwen2_5_VL": QwenVLProcessor.read,
     "Qwen3VL": QwenVLProcessor.read,
 }
-"""How the names of processors in the files begin -> what reads their settings."""
+"""How the names of processors in the files begin -> what reads their settings; the first that fits."""
 
 
 def read_processor(folder: Path, tokenizer: Tokenizer | None) -> ImageProcessor | None:

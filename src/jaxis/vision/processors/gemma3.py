@@ -35,7 +35,7 @@ class Gemma3Processor(ImageProcessor):
     num_tokens: int
     image_id: int
     encode: Callable[[str, bool], list[int]]
-    is_bidirectional = True
+    is_bidirectional: bool = True
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> Gemma3Processor:

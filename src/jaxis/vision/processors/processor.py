@@ -11,7 +11,7 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,20 @@ class PixelScale:
     std: tuple[float, ...]
 
 
+class ViewGroup(NamedTuple):
+    """Views of one size, and the tokens that stand for them.
+
+    Attributes:
+      views: uint8 [views, height, width, 3].
+      token_ids: In the prompt.
+      rows: The places among these that take the views' embeddings.
+    """
+
+    views: np.ndarray
+    token_ids: list[int]
+    rows: list[int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageProcessor:
     """Prepares images for one tower; a family's own is a subclass.
@@ -49,10 +63,19 @@ class ImageProcessor:
     resample: int
     placeholder: str
     placeholder_id: int
-    is_bidirectional: ClassVar[bool] = False
+    is_bidirectional: bool = False
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of an image that see each other, where they do."""
+        return len(self.tokens(1, 1)[0])
+
+    def parts(self, image: Image) -> list[ViewGroup]:
+        """What the tower sees of an upright RGB image, one part after another in the prompt; most have one."""
+        return [ViewGroup(self.views(image), *self.tokens(*image.size))]
 
     def views(self, image: Image) -> np.ndarray:
-        """What the tower sees of an upright RGB image, each view by itself: uint8 [views, height, width, 3]."""
+        """What the tower sees of an upright RGB image in one part, each view by itself."""
         raise NotImplementedError
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
@@ -92,8 +115,8 @@ class ImageProcessor:
         return image.resize((width, height), resample=self.resample)
 
 
-def tiles_of(image: Image, size: int) -> np.ndarray:
-    """An image whose sides are multiples of `size`, cut into squares: uint8 [tiles, size, size, 3], row by row."""
+def tiles_of(image: Image | np.ndarray, size: int) -> np.ndarray:
+    """An image, or its pixels, cut into squares row by row: uint8 [tiles, size, size, 3]; size divides its sides."""
     pixels = np.asarray(image)
     rows, columns = pixels.shape[0] // size, pixels.shape[1] // size
     return pixels.reshape(rows, size, columns, size, 3).swapaxes(1, 2).reshape(rows * columns, size, size, 3)

@@ -61,10 +61,10 @@ class ProcessorSettings:
         """Raises a ConfigError for a setting about pixels that is not known, or has an unsupported value.
 
         Args:
-          *known: Names of settings that the family has beside those of every processor.
+          *known: Names of settings that the family has beside those of every processor, or reads itself.
         """
         for key, value in self._image.items():
-            if key in _ONLY and value not in _ONLY[key]:
+            if key not in known and key in _ONLY and value not in _ONLY[key]:
                 raise ConfigError(f"{self.source}: the image processor has {key}={value!r}, which is not supported")
             if key not in _ONLY and key not in _NEUTRAL and key not in _READ and key not in known:
                 raise ConfigError(f"{self.source}: the image processor has the unknown setting {key!r}")

@@ -1,0 +1,221 @@
+"""What encodes images for GLM-4.1V and 4.5V (arXiv:2507.01006) and for GLM-OCR."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels.weights import matmul
+from jaxis.layers.leaves import layer_norm, linear, rms_norm
+from jaxis.layers.mlp import GatedMLP, activation_function
+from jaxis.layers.module import JaxModule
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.qwen_vision import AxialTransformer, QwenPatchEmbed, QwenVision
+from jaxis.models.common.vision_layers import PositionTable, attend_within, one_side, parameter, rotate_halves
+from jaxis.models.common.vision_tower import Patches
+
+_CUBIC = -0.75  # of the convolution that PyTorch's bicubic interpolation is
+
+
+class GlmVisionAttention(JaxModule):
+    """Attention of an image's patches to each other.
+
+    Args:
+      scope: The layer's scope, with the tower's config.
+      num_features: C.
+      epsilon: Of the norms.
+      use_bias: Whether queries, keys and values have biases.
+      is_normed: Whether queries and keys are normed, and the output has a bias as they have.
+    """
+
+    def __init__(
+        self, scope: LayerScope, num_features: int, epsilon: float, *, use_bias: bool, is_normed: bool
+    ) -> None:
+        self.num_heads: int = scope.config.get("num_heads", 16 if is_normed else 12)
+        into, out = ("heads", "embed"), ("embed", "heads")
+        self.qkv = linear(scope / "qkv", num_features, 3 * num_features, axes=into, use_bias=use_bias)
+        self.proj = linear(scope / "proj", num_features, num_features, axes=out, use_bias=use_bias and is_normed)
+        head_dim = num_features // self.num_heads
+        self.q_norm = rms_norm(scope, head_dim, epsilon=epsilon) if is_normed else None
+        self.k_norm = rms_norm(scope, head_dim, epsilon=epsilon) if is_normed else None
+
+    def __call__(self, x: jax.Array, angles: jax.Array, segments: jax.Array) -> jax.Array:
+        """x [P, C], angles [P, D / 2], and segments i32 [P] within which patches see each other -> [P, C]."""
+        q, k, v = jnp.moveaxis(self.qkv(x).reshape(x.shape[0], 3, self.num_heads, -1), 1, 0)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+        q, k = (rotate_halves(each.astype(jnp.float32), cos, sin).astype(v.dtype) for each in (q, k))
+        return self.proj(attend_within(segments, q, k, v))
+
+
+class GlmVisionBlock(JaxModule):
+    """A pre-norm layer.
+
+    Args:
+      scope: The layer's scope, with the tower's config.
+      num_features: C.
+      size: F.
+      is_ocr: Whether it is GLM-OCR's.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int, size: int, *, is_ocr: bool) -> None:
+        config = scope.config
+        epsilon, use_bias = config.get("rms_norm_eps", 1e-5), config.get("attention_bias", is_ocr)
+        activation = config.get("hidden_act", "silu")
+        self.norm1 = rms_norm(scope, num_features, epsilon=epsilon)
+        self.norm2 = rms_norm(scope, num_features, epsilon=epsilon)
+        self.attn = GlmVisionAttention(scope / "attn", num_features, epsilon, use_bias=use_bias, is_normed=is_ocr)
+        self.mlp = GatedMLP(scope / "mlp", intermediate_size=size, activation=activation, use_bias=use_bias and is_ocr)
+
+    def __call__(self, x: jax.Array, angles: jax.Array, segments: jax.Array) -> jax.Array:
+        """See `GlmVisionAttention`."""
+        x = x + self.attn(self.norm1(x), angles, segments)
+        return x + self.mlp(self.norm2(x))
+
+
+class GlmVisionEmbeddings(JaxModule):
+    """Positions from a table that is stretched over the image, smoothly.
+
+    Args:
+      scope: The embeddings' scope, with the tower's config.
+      side: Places of a side of the table.
+      num_features: C.
+    """
+
+    def __init__(self, scope: LayerScope, side: int, num_features: int) -> None:
+        self.side = side
+        self.position_embedding = PositionTable(scope / "position_embedding", side * side, num_features)
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """[P, C]: of the sixteen places of the table around each patch, as cubic convolution weights them."""
+        taps = []
+        for places in (patches.rows, patches.columns):
+            # Padding is in the first row and column.
+            at = (places.astype(jnp.float32) + 0.5) / (jnp.max(places) + 1) * self.side - 0.5
+            low = jnp.floor(at)
+            beyond = at - low
+            weights = (_far(1 + beyond), _near(beyond), _near(1 - beyond), _far(2 - beyond))
+            first = low.astype(jnp.int32) - 1
+            taps.append([(jnp.clip(first + i, 0, self.side - 1), each) for i, each in enumerate(weights)])
+        return sum(
+            (
+                self.position_embedding(row * self.side + column).astype(jnp.float32) * (by_row * by_column)[:, None]
+                for row, by_row in taps[0]
+                for column, by_column in taps[1]
+            ),
+            start=jnp.zeros((), jnp.float32),
+        )
+
+
+def _near(distance: jax.Array) -> jax.Array:
+    return ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance * distance + 1
+
+
+def _far(distance: jax.Array) -> jax.Array:
+    return ((_CUBIC * distance - 5 * _CUBIC) * distance + 8 * _CUBIC) * distance - 4 * _CUBIC
+
+
+class GlmDownsample(JaxModule):
+    """A convolution that makes one of neighbouring patches.
+
+    Args:
+      scope: The layer's scope.
+      num_features: C.
+      size: E.
+      merge_size: Patches of a side.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int, size: int, merge_size: int) -> None:
+        self.weight, self.bias = parameter(scope, size, num_features, merge_size, merge_size), parameter(scope, size)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [P, C], those that are merged next to each other -> [P / merge_size ** 2, E]."""
+        kernels = self.weight[...]
+        flat = kernels.transpose(0, 2, 3, 1).reshape(kernels.shape[0], -1)
+        return matmul(x.reshape(-1, flat.shape[1]), flat) + self.bias[...]
+
+
+class GlmMerger(JaxModule):
+    """From merged patches to embeddings of the text.
+
+    Args:
+      scope: The merger's scope, with the tower's config.
+      size: E.
+      inner_size: F.
+    """
+
+    def __init__(self, scope: LayerScope, size: int, inner_size: int) -> None:
+        activation = scope.config.get("hidden_act", "silu")
+        into, out = ("mlp", "embed"), ("embed", "mlp")
+        self.proj = linear(scope / "proj", size, size, axes=(None, None))
+        self.post_projection_norm = layer_norm(scope, size, epsilon=1e-5)
+        self.gelu, self.act = activation_function("gelu"), activation_function(activation)
+        self.gate_proj = linear(scope / "gate_proj", size, inner_size, axes=into)
+        self.up_proj = linear(scope / "up_proj", size, inner_size, axes=into)
+        self.down_proj = linear(scope / "down_proj", inner_size, size, axes=out)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[N, E] -> [N, E]."""
+        x = self.gelu(self.post_projection_norm(self.proj(x)))
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+class GlmVisual(AxialTransformer):
+    """The vision transformer, with its merger.
+
+    Args:
+      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
+      is_ocr: Whether it is GLM-OCR's, which has norms on heads and no table of positions.
+
+    Raises:
+      ConfigError: The config asks for something that is not supported.
+    """
+
+    def __init__(self, scope: LayerScope, *, is_ocr: bool = False) -> None:
+        config = scope.config
+        num_features = config.get("hidden_size", 1024 if is_ocr else 1536)
+        super().__init__(scope, num_features, 14, num_heads=16 if is_ocr else 12)
+        config.expect("attention_dropout", 0.0)
+        size: int = config.get("out_hidden_size", 1536 if is_ocr else 4096)
+        inner: int = config.get("intermediate_size", 4096 if is_ocr else 13696)
+        epsilon = config.get("rms_norm_eps", 1e-5)
+        self.patch_embed = QwenPatchEmbed(scope / "patch_embed", num_features, self.patch_size, use_bias=True)
+        self.embeddings = self.post_conv_layernorm = None
+        if is_ocr:
+            config.ignore("image_size", because="there is no table of positions")
+        else:
+            side = one_side(config.get("image_size", 336), config.source) // self.patch_size
+            self.embeddings = GlmVisionEmbeddings(scope / "embeddings", side, num_features)
+            self.post_conv_layernorm = rms_norm(scope, num_features, epsilon=epsilon)
+        self.blocks = [
+            GlmVisionBlock(scope / "blocks" / str(i), num_features, inner if is_ocr else size, is_ocr=is_ocr)
+            for i in range(config.get("depth", 24))
+        ]
+        self.post_layernorm = rms_norm(scope, num_features, epsilon=epsilon)
+        self.downsample = GlmDownsample(scope / "downsample", num_features, size, self.merge_size)
+        self.merger = GlmMerger(scope / "merger", size, 3 * size if is_ocr else inner)
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """The patches -> [P / merge_size ** 2, E]."""
+        x = self.patch_embed.proj(patches.pixels)
+        if self.embeddings is not None and self.post_conv_layernorm is not None:
+            x = self.post_conv_layernorm(x)
+            x = x + self.embeddings(patches).astype(x.dtype)
+        return self.merger(self.downsample(self.post_layernorm(self.through_blocks(x, patches)[-1])))
+
+
+class GlmVision(QwenVision):
+    """That of GLM-4.1V, 4.5V and 4.6V."""
+
+    make_visual = GlmVisual
+
+
+def _ocr_visual(scope: LayerScope) -> GlmVisual:
+    return GlmVisual(scope, is_ocr=True)
+
+
+class GlmOcrVision(QwenVision):
+    """That of GLM-OCR."""
+
+    make_visual = staticmethod(_ocr_visual)

@@ -1,0 +1,169 @@
+"""What encodes images for LLaVA 1.5 (arXiv:2310.03744) and its kin: CLIP's, SigLIP's or Pixtral's transformer, cut off
+before its last layers, and a projector.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxis.errors import ConfigError
+from jaxis.layers.leaves import layer_norm, linear
+from jaxis.layers.mlp import activation_function
+from jaxis.layers.module import JaxModule
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.pixtral import PixtralTower
+from jaxis.models.common.siglip import SiglipEncoder, SiglipTower
+from jaxis.models.common.vision_layers import PatchConvolution, PositionTable, one_side, parameter, vision_scope
+from jaxis.models.common.vision_tower import Patches, VisionTower
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+    from jaxis.config.hf_config import HFConfig
+
+_ROWS = 64  # that those of the class token and of padding after the patches are together
+_CLIP_DEFAULTS = {
+    **{"intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
+    **{"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
+}
+_SIGLIP_DEFAULTS = {
+    **{"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
+    **{"image_size": 224, "patch_size": 16},
+}
+
+
+class ClipEmbeddings(JaxModule):
+    """Patches, the class token, and where they are.
+
+    Args:
+      scope: The embeddings' scope.
+      patch_size: Pixels of a side of a patch.
+      side: Patches of a side of a view.
+      num_features: C.
+    """
+
+    def __init__(self, scope: LayerScope, patch_size: int, side: int, num_features: int) -> None:
+        self.side = side
+        self.class_embedding = parameter(scope, num_features)
+        self.patch_embedding = PatchConvolution(scope / "patch_embedding", patch_size, num_features)
+        self.position_embedding = PositionTable(scope / "position_embedding", side * side + 1, num_features)
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """The patches -> [P + 64, C]: the class token is the row after those that are no padding."""
+        places = 1 + patches.rows * self.side + patches.columns
+        x = self.patch_embedding(patches.pixels) + self.position_embedding(places)
+        whole = self.class_embedding[...] + self.position_embedding(jnp.zeros((), jnp.int32))
+        rows = jnp.concatenate([x, jnp.zeros((_ROWS, x.shape[-1]), x.dtype)])
+        return rows.at[patches.num_patches].set(whole.astype(x.dtype))
+
+
+class ClipTower(JaxModule):
+    """CLIP's vision transformer (arXiv:2103.00020).
+
+    Args:
+      scope: The tower's scope, with the checkpoint's `vision_config` as its config.
+
+    Raises:
+      ConfigError: The config asks for something that is not supported.
+    """
+
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        config.expect("num_channels", 3)
+        config.expect("attention_dropout", 0.0)
+        for key in ("projection_dim", "vocab_size"):
+            config.ignore(key, because="it is about CLIP's other half")
+        self.patch_size = one_side(config.get("patch_size", 32), config.source)
+        self.hidden_size: int = config.get("hidden_size", 768)
+        side = one_side(config.get("image_size", 224), config.source) // self.patch_size
+        self.embeddings = ClipEmbeddings(scope / "embeddings", self.patch_size, side, self.hidden_size)
+        epsilon = config.get("layer_norm_eps", _CLIP_DEFAULTS["layer_norm_eps"])
+        self.pre_layrnorm = layer_norm(scope, self.hidden_size, epsilon=epsilon)
+        self.encoder = SiglipEncoder(scope / "encoder", self.hidden_size, _CLIP_DEFAULTS)
+
+    def through_layers(self, patches: Patches, num_layers: int) -> jax.Array:
+        """The patches -> [P, C], as this many layers leave them."""
+        x = self.encoder(self.pre_layrnorm(self.embeddings(patches)), patches.num_patches + 1, num_layers)
+        return x[: patches.pixels.shape[0]]
+
+
+class LlavaProjector(JaxModule):
+    """From the tower's features to embeddings of the text.
+
+    Args:
+      scope: The projector's scope, with all of config.json.
+      num_features: C.
+    """
+
+    def __init__(self, scope: LayerScope, num_features: int) -> None:
+        config = scope.config
+        size, use_bias = config["text_config"]["hidden_size"], config.get("multimodal_projector_bias", True)
+        self.linear_1 = linear(scope / "linear_1", num_features, size, axes=("mlp", "embed"), use_bias=use_bias)
+        self.act = activation_function(config.get("projector_hidden_act", "gelu"))
+        self.linear_2 = linear(scope / "linear_2", size, size, axes=("embed", "mlp"), use_bias=use_bias)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [P, C] -> [P, E]."""
+        return self.linear_2(self.act(self.linear_1(x)))
+
+
+class LlavaVision(VisionTower):
+    """The vision tower of LLaVA 1.5 and Pixtral, with its projector.
+
+    Args:
+      vllm_config: Its config is what `config_keys` name.
+      rng: For the initial weights.
+
+    Raises:
+      ConfigError: config.json asks for something that is not supported.
+    """
+
+    config_keys = (
+        *("vision_config", "projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy"),
+        *("multimodal_projector_bias", "text_config.hidden_size"),
+    )
+    prefixes = ("vision_tower.", "multi_modal_projector.")
+    unused = ("vision_tower.post_layernorm.", "vision_tower.head.", "vision_tower.embeddings.position_ids")
+    renames = (("vision_tower.vision_model.", "vision_tower."),)
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
+        scope = LayerScope(vllm_config, rng)
+        config, of_tower = scope.config, vision_scope(scope / "vision_tower")
+        kind = of_tower.config.get("model_type", "clip_vision_model")
+        self.vision_tower: ClipTower | SiglipTower | PixtralTower
+        if kind == "clip_vision_model":
+            config.expect("vision_feature_select_strategy", "default")
+            self.vision_tower = ClipTower(of_tower)
+            num_layers = len(self.vision_tower.encoder.layers)
+        elif kind == "siglip_vision_model":
+            # Without a class token, "default" would drop a patch.
+            config.expect("vision_feature_select_strategy", "full")
+            self.vision_tower = SiglipTower(of_tower, (kind,), _SIGLIP_DEFAULTS, is_normed=False)
+            num_layers = len(self.vision_tower.encoder.layers)
+        else:
+            config.expect("vision_feature_select_strategy", "full")
+            config.expect("vision_feature_layer", -1)
+            self.vision_tower = PixtralTower(of_tower)
+            num_layers = 0
+        self.num_layers = _num_layers(config, num_layers)
+        self.patch_size, self.merge_size = self.vision_tower.patch_size, 1
+        self.multi_modal_projector = LlavaProjector(scope / "multi_modal_projector", self.vision_tower.hidden_size)
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """See `VisionTower`."""
+        tower = self.vision_tower
+        x = tower(patches) if isinstance(tower, PixtralTower) else tower.through_layers(patches, self.num_layers)
+        return self.multi_modal_projector(x)
+
+
+def _num_layers(config: HFConfig, most: int) -> int:
+    """How many of a tower's layers `vision_feature_layer` says to run: -1 is all, -2 all but the last."""
+    layer = config.get("vision_feature_layer", -2)
+    if not isinstance(layer, int) or not -most - 1 <= layer <= most:
+        raise ConfigError(
+            f"{config.source} has vision_feature_layer={layer!r}; expected one of the tower's {most} layers"
+        )
+    return layer % (most + 1)

@@ -1,0 +1,60 @@
+"""Images of GLM-4.1V and later: as Qwen's, but both frames of an image count in the bounds of its pixels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxis.vision.processors.qwen_vl import QwenVLProcessor
+from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
+
+if TYPE_CHECKING:
+    from jaxis.tokenizer import Tokenizer
+
+_IMAGE = "<|image|>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlmVProcessor(QwenVLProcessor):
+    """Sides are multiples of a merged patch.
+
+    Attributes:
+      num_frames: That an image is taken for.
+    """
+
+    num_frames: int
+
+    @classmethod
+    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> GlmVProcessor:
+        """Reads the settings of GLM-4.1V, 4.5V and 4.6V, and of GLM-OCR.
+
+        Raises:
+          ConfigError: A setting is missing or not supported.
+        """
+        settings.check("temporal_patch_size", "merge_size")
+        return cls(
+            pixel_scale=settings.scale(CLIP_SCALE),
+            resample=settings.image("resample", 3),
+            placeholder=_IMAGE,
+            placeholder_id=settings.token_id(_IMAGE, tokenizer),
+            side=settings.image("patch_size", 14) * settings.image("merge_size", 2),
+            min_pixels=settings.size("size", "shortest_edge", 112 * 112),
+            max_pixels=settings.size("size", "longest_edge", 28 * 28 * 15000),
+            num_frames=settings.image("temporal_patch_size", 2),
+        )
+
+    def target_size(self, width: int, height: int) -> tuple[int, int]:
+        """See `QwenVLProcessor`."""
+        side, frames = self.side, self.num_frames
+        if min(width, height) < side:
+            grow = max(side / height, side / width)
+            width, height = int(width * grow), int(height * grow)
+        columns, rows = round(width / side), round(height / side)
+        if frames * columns * rows * side * side > self.max_pixels:
+            shrink = math.sqrt(frames * height * width / self.max_pixels)
+            columns, rows = (max(math.floor(each / shrink / side), 1) for each in (width, height))
+        elif frames * columns * rows * side * side < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (frames * height * width))
+            columns, rows = (math.ceil(each * grow / side) for each in (width, height))
+        return columns * side, rows * side

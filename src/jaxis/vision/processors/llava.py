@@ -1,0 +1,78 @@
+"""Images of LLaVA 1.5: squares of one size, cut out of the middle or squeezed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxis.errors import ConfigError
+from jaxis.vision.processors.processor import ImageProcessor
+from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from jaxis.tokenizer import Tokenizer
+
+_IMAGE = "<image>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaProcessor(ImageProcessor):
+    """An image is its placeholders alone.
+
+    Attributes:
+      size: Pixels of a side.
+      is_cropped: Whether what is too long is cut off on both ends, instead of squeezed.
+      num_tokens: Of an image.
+    """
+
+    size: int
+    is_cropped: bool
+    num_tokens: int
+
+    @classmethod
+    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> LlavaProcessor:
+        """Reads the settings of LLaVA 1.5.
+
+        Raises:
+          ConfigError: A setting is missing or not supported.
+        """
+        settings.check("do_center_crop", "crop_size")
+        is_cropped = settings.image("do_center_crop", False)
+        size = settings.size("size", "shortest_edge", 224) if is_cropped else settings.square(224)
+        crop = settings.image("crop_size", None)
+        if is_cropped and crop not in (None, size, {"height": size, "width": size}):
+            raise ConfigError(f"{settings.source} cuts {crop!r} out of images of {size} pixels; expected that size")
+        if settings.image("do_pad", False):
+            raise ConfigError(f"{settings.source}: the image processor has do_pad, which is not supported")
+        vision = settings.model.get("vision_config") or {}
+        patch_size = settings.processor.get("patch_size") or vision.get("patch_size", 14)
+        token = settings.processor.get("image_token", _IMAGE)
+        return cls(
+            pixel_scale=settings.scale(CLIP_SCALE),
+            resample=settings.image("resample", 3),
+            placeholder=token,
+            placeholder_id=settings.token_id(token, tokenizer),
+            size=size,
+            is_cropped=is_cropped,
+            num_tokens=(size // patch_size) ** 2,
+        )
+
+    def views(self, image: Image) -> np.ndarray:
+        """See `ImageProcessor`."""
+        if not self.is_cropped:
+            return np.asarray(self.resized(image, self.size, self.size))[None]
+        short, long = sorted(image.size)
+        long = int(self.size * long / short)
+        width, height = (self.size, long) if image.size[0] <= image.size[1] else (long, self.size)
+        left, top = (width - self.size) // 2, (height - self.size) // 2
+        pixels = np.asarray(self.resized(image, width, height))
+        return pixels[None, top : top + self.size, left : left + self.size]
+
+    def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
+        """See `ImageProcessor`."""
+        del width, height
+        return [self.placeholder_id] * self.num_tokens, list(range(self.num_tokens))
