@@ -414,7 +414,11 @@ class LLMEngine:
 
     def _schedule(self) -> SchedulerOutput | None:
         num_running = -(-self.scheduler.num_running // self.runner.num_stages)  # in the step
-        output = self.scheduler.schedule(self.speculation.propose(self._requests.sampling, num_running))
+        drafts = self.speculation.propose(self._requests.sampling, num_running)
+        output = self.scheduler.schedule(drafts)
+        # Sequences may all wait for inputs.
+        while output is None and not self._inflight and self.runner.wait_for_inputs():
+            output = self.scheduler.schedule(drafts)
         if output is None:
             return None
         self.num_preemptions += len(output.preempted)

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 MAX_IMAGES = 32
 """Of a prompt, unless an engine is told otherwise."""
+REQUEST_BYTES = 64 * 2**20
+"""Of a request with images: one file of the largest size in base64 takes two thirds of it."""
 _CACHE_BYTES = 256 * 2**20  # of images that no request has any more
 _SMALLEST_PADDED = 64
 
@@ -125,12 +127,27 @@ def _why_not_bidirectional(config: VllmConfig, processor: ImageProcessor) -> str
     """Why images whose tokens see each other get no room, if they do not."""
     if jax.default_backend() == "tpu":
         return "images whose tokens see later ones have no kernel for TPUs"
-    limits, num_tokens = config.scheduler_config, len(processor.tokens(1, 1)[0])
+    limits = config.scheduler_config
     # Beside a token of every other sequence.
-    needed = num_tokens + limits.max_num_seqs - 1
+    needed = processor.most_tokens + limits.max_num_seqs - 1
     if limits.max_num_batched_tokens < needed:
         return f"images need steps of {needed} tokens: start with max_num_batched_tokens={needed} or more"
     return None
+
+
+@dataclass
+class _Encoding:
+    """An image that is being encoded.
+
+    Attributes:
+      item: The image.
+      latest: What becomes of a view, an array that may still be computed.
+      rows: Of the views before that.
+    """
+
+    item: EmbeddedInput
+    latest: Any
+    rows: list[np.ndarray] = dataclasses.field(default_factory=list)
 
 
 class ImageEncoder:
@@ -141,6 +158,7 @@ class ImageEncoder:
 
     Attributes:
       max_inputs: See `InputEncoder`.
+      request_bytes: See `InputEncoder`.
       embedding_size: See `InputEncoder`.
       num_encoded: Images that were encoded.
 
@@ -150,6 +168,8 @@ class ImageEncoder:
       max_images: Most of a prompt.
       context: Of the text model.
     """
+
+    request_bytes = REQUEST_BYTES
 
     def __init__(self, tower: VisionTower, pixel_scale: PixelScale, max_images: int, context: ProgramContext) -> None:
         self.max_inputs, self.num_encoded = max_images, 0
@@ -162,6 +182,7 @@ class ImageEncoder:
         self._held: dict[bytes, np.ndarray] = {}  # by digest: embeddings of images that sequences have
         self._unused: OrderedDict[bytes, np.ndarray] = OrderedDict()  # the others, least recently used first
         self._unused_bytes = 0
+        self._begun: _Encoding | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -180,6 +201,7 @@ class ImageEncoder:
     def begin(self) -> None:
         """See `InputEncoder`."""
         self._uses.clear()
+        self._begun = None
         for digest in list(self._held):
             self._keep(digest, self._held.pop(digest))
 
@@ -200,24 +222,57 @@ class ImageEncoder:
                 if (rows := self._held.pop(item.digest, None)) is not None:
                     self._keep(item.digest, rows)
 
+    def is_ready(self, item: EmbeddedInput, programs: Programs) -> bool:
+        """See `InputEncoder`; one image is encoded at a time, a view of it after the other."""
+        begun = self._begun
+        if begun is not None and begun.item.digest not in self._uses:
+            begun = self._begun = None  # its request was aborted
+        if begun is not None and begun.latest.is_ready():
+            self._go_on(begun, programs)
+        if item.digest in self._held:
+            return True
+        if self._begun is None:
+            self._begun = _Encoding(item, self._encode(item, 0, programs))
+        return False
+
+    def wait(self, programs: Programs) -> bool:
+        """See `InputEncoder`."""
+        if (begun := self._begun) is not None:
+            self._go_on(begun, programs)
+        return begun is not None
+
     def rows(self, item: EmbeddedInput, programs: Programs) -> np.ndarray:
         """See `InputEncoder`."""
-        rows = self._held.get(item.digest)
-        if rows is None:
-            rows = self._held[item.digest] = self._encode(item, programs)
-        return rows
+        while item.digest not in self._held:
+            if self._begun is None:
+                self._begun = _Encoding(item, self._encode(item, 0, programs))
+            self._go_on(self._begun, programs)
+        return self._held[item.digest]
 
-    def _encode(self, item: EmbeddedInput, programs: Programs) -> np.ndarray:
-        views = np.frombuffer(item.data, np.uint8).reshape(item.shape)
-        num_patches = views.shape[1] * views.shape[2] // self.patch_size**2
-        num_padded = _padded(num_patches)
-        rows = []
-        for view in views:
-            packed = pack_patches(view, self.patch_size, self.merge_size, num_padded)
-            encoded = np.asarray(programs.run(EncodeKey(self, num_padded), packed), np.float32)
-            rows.append(encoded[: num_patches // self.merge_size**2])
+    def _encode(self, item: EmbeddedInput, index: int, programs: Programs) -> jax.Array:
+        """Begins to encode a view."""
+        view = np.frombuffer(item.data, np.uint8).reshape(item.shape)[index]
+        num_padded = _padded(self._num_patches(item), self.merge_size)
+        packed = pack_patches(view, self.patch_size, self.merge_size, num_padded)
+        return programs.run(EncodeKey(self, num_padded), packed)
+
+    def _go_on(self, begun: _Encoding, programs: Programs) -> None:
+        """Takes in a view, and begins with the next one."""
+        encoded = np.asarray(begun.latest, np.float32)
+        begun.rows.append(encoded[: self._num_patches(begun.item) // self.merge_size**2])
+        if len(begun.rows) < begun.item.shape[0]:
+            begun.latest = self._encode(begun.item, len(begun.rows), programs)
+            return
         self.num_encoded += 1
-        return np.concatenate(rows)
+        self._begun, digest, rows = None, begun.item.digest, np.concatenate(begun.rows)
+        if digest in self._uses:
+            self._held[digest] = rows
+        else:
+            self._keep(digest, rows)
+
+    def _num_patches(self, item: EmbeddedInput) -> int:
+        """Of each view."""
+        return item.shape[1] * item.shape[2] // self.patch_size**2
 
     def _keep(self, digest: bytes, rows: np.ndarray) -> None:
         """Keeps what no sequence holds any more, while there is room."""
@@ -272,10 +327,11 @@ class EncodeKey:
         return program(self.encoder.arrays, packed)
 
 
-def _padded(num_patches: int) -> int:
-    """A power of two, or 1.5 times one: programs for few numbers of patches."""
-    power = max(1 << (num_patches - 1).bit_length(), _SMALLEST_PADDED)
-    return power * 3 // 4 if power > _SMALLEST_PADDED and num_patches <= power * 3 // 4 else power
+def _padded(num_patches: int, merge_size: int) -> int:
+    """A power of two of merged patches, or 1.5 times one: programs for few numbers of patches."""
+    num_merged, size = num_patches // merge_size**2, merge_size**2
+    power = max(1 << (num_merged - 1).bit_length(), -(-_SMALLEST_PADDED // size))
+    return (power * 3 // 4 if power * size > _SMALLEST_PADDED and num_merged <= power * 3 // 4 else power) * size
 
 
 def _config_of_tower(config: VllmConfig, tower_class: type[VisionTower]) -> VllmConfig:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
@@ -23,6 +25,7 @@ def make_scheduler(
     max_num_batched_tokens: int = 16,
     max_model_len: int = 64,
     places: Places | None = None,
+    is_ready: Callable[[EmbeddedInput], bool] = lambda _: True,
 ) -> Scheduler:
     return Scheduler(
         BlockManager({FULL_CONTEXT: num_blocks}, block_size, enable_prefix_caching=True),
@@ -30,6 +33,7 @@ def make_scheduler(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         places=places,
+        is_ready=is_ready,
     )
 
 
@@ -488,6 +492,22 @@ class TestInputs:
         sequence.inputs = tuple(parts)
         assert shape(run(scheduler)) == [("a", 2, 1, True), ("b", 0, 15, False)]
         assert shape(run(scheduler)) == [("a", 3, 1, True), ("b", 15, 15, True)]
+
+    def test_others_go_on_while_an_input_is_encoded(self) -> None:
+        """Its sequence is computed up to the input, and beyond it once it is ready; alone, it waits for no other."""
+        ready: set[int] = set()
+        scheduler = make_scheduler(max_num_batched_tokens=16, is_ready=lambda item: item.start in ready)
+        add(scheduler, "a", 2, arrival=0, max_tokens=5)
+        run(scheduler)
+        second = add(scheduler, "b", 12, arrival=1)
+        second.inputs = (EmbeddedInput(b"", 3, 5, tuple(range(5)), (), b""),)
+        assert shape(run(scheduler)) == [("a", 2, 1, True), ("b", 0, 3, False)]
+        assert shape(run(scheduler)) == [("a", 3, 1, True)]
+        ready.add(3)
+        assert shape(run(scheduler)) == [("a", 4, 1, True), ("b", 3, 9, True)]
+        alone = make_scheduler(max_num_batched_tokens=16, is_ready=lambda _: False)
+        add(alone, "c", 12, arrival=0).inputs = second.inputs
+        assert shape(run(alone)) == [("c", 0, 12, True)]
 
     def test_an_input_waits_for_a_step_with_room_for_it(self) -> None:
         scheduler = make_scheduler(max_num_batched_tokens=10)

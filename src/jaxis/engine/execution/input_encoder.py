@@ -16,10 +16,12 @@ class InputEncoder(Protocol):
 
     Attributes:
       max_inputs: Most of a prompt.
+      request_bytes: How large a request with a prompt's inputs may have to be.
       embedding_size: E; E * (1 + n) if the first n layers get additions.
     """
 
     max_inputs: int
+    request_bytes: int
     embedding_size: int
 
     def check(self, item: EmbeddedInput) -> None:
@@ -38,13 +40,26 @@ class InputEncoder(Protocol):
         """A sequence that held these inputs has ended."""
         ...
 
+    def is_ready(self, item: EmbeddedInput, programs: Programs) -> bool:
+        """Whether a held input's embeddings are at hand; if not, devices begin to compute them, beside steps.
+
+        Args:
+          item: The input.
+          programs: Run what computes them.
+        """
+        ...
+
+    def wait(self, programs: Programs) -> bool:
+        """Waits for what devices compute since `is_ready`; returns whether there was anything."""
+        ...
+
     def rows(self, item: EmbeddedInput, programs: Programs) -> np.ndarray:
         """The input's embeddings, float32 [rows, embedding_size].
 
         They are computed if they are not at hand, which waits for the devices.
 
         Args:
-          item: The input, which `check` has passed.
+          item: The input, which a sequence holds.
           programs: Run what computes them.
         """
         ...

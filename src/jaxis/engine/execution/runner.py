@@ -323,6 +323,7 @@ class Runner:
                 num_stages=self.num_stages,
                 shares=shares,
                 places=self.variants,
+                is_ready=self.input_is_ready,
             )
             for connector in self.connector.block_connectors(self.num_ranks)
         ]
@@ -393,6 +394,14 @@ class Runner:
         return _joined(
             [pack_step(rank, shape, self.inflight_rows, place_of, self._embeddings) for rank in output.ranks]
         )
+
+    def input_is_ready(self, item: EmbeddedInput) -> bool:
+        """See `InputEncoder.is_ready`."""
+        return self.inputs is None or self.inputs.is_ready(item, self.programs)
+
+    def wait_for_inputs(self) -> bool:
+        """See `InputEncoder.wait`."""
+        return self.inputs is not None and self.inputs.wait(self.programs)
 
     def _embeddings(self, item: EmbeddedInput) -> np.ndarray:
         assert self.inputs is not None  # no request without an encoder has inputs

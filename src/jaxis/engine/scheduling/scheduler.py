@@ -20,7 +20,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as AbstractSequence
 from operator import attrgetter
 
@@ -31,6 +31,7 @@ from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, Schedule
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.engine.scheduling.waiting_queue import WaitingQueue
 from jaxis.errors import ConfigError, RequestError
+from jaxis.prompts import EmbeddedInput
 
 
 class Scheduler:
@@ -54,6 +55,7 @@ class Scheduler:
         num_stages: int = 1,
         shares: FairShares | None = None,
         places: Places | None = None,
+        is_ready: Callable[[EmbeddedInput], bool] = lambda _: True,
     ) -> None:
         """Raises ConfigError if the sizes do not go together.
 
@@ -67,6 +69,7 @@ class Scheduler:
             flight.
           shares: What each client was served, where several schedulers count it together.
           places: Where running sequences' variants of the model have a place; None: all run the model itself.
+          is_ready: Whether the embeddings of an input are at hand. Where they are not, other sequences go on meanwhile.
         """
         if max_num_seqs < 1 or max_model_len < 1:
             raise ConfigError(f"max_num_seqs={max_num_seqs} and max_model_len={max_model_len} must be at least 1")
@@ -84,6 +87,7 @@ class Scheduler:
         self._shares = shares or FairShares()
         self._places = places or NoPlaces()
         self._places.begin()
+        self._is_ready = is_ready
         self._waiting = WaitingQueue(self._shares)
         # In service order. Victims are taken from the end while decodes are scheduled from the front, and prefills
         # preempt no sequence; so a sequence scheduled in this step is never preempted in it.
@@ -208,19 +212,19 @@ class Scheduler:
             admitted = self._admit_before(sequence, budget, room) if may_admit else None
             if admitted is not None:
                 entries = decodes if _is_decode(admitted) else prefills
-                budget -= self._schedule_tokens(admitted, room.of(admitted, budget), entries, room)
+                end = self._chunk_end(admitted, admitted.num_computed_tokens, room.of(admitted, budget))
+                budget -= self._schedule_tokens(admitted, end, entries, room)
             elif sequence is None:
                 break
             else:
                 prefilling.remove(sequence)
-                most = room.of(sequence, budget)
-                end = _chunk_end(sequence, sequence.num_computed_tokens, most)
+                end = self._chunk_end(sequence, sequence.num_computed_tokens, room.of(sequence, budget))
                 if end == sequence.num_computed_tokens:
                     continue
                 # Where layers keep a window, a prefill gets blocks chunk by chunk. It may have to wait for others.
                 if self.block_manager.allocate(sequence, end):
                     is_replay = sequence.num_computed_tokens >= sequence.num_prompt_tokens
-                    budget -= self._schedule_tokens(sequence, most, replays if is_replay else prefills, room)
+                    budget -= self._schedule_tokens(sequence, end, replays if is_replay else prefills, room)
                 else:
                     may_admit, lacks_blocks = False, True
         if lacks_blocks and not decodes and not replays and not prefills and not self._has_inflight_tokens():
@@ -402,7 +406,7 @@ class Scheduler:
         blocks = self.block_manager
         prefix = blocks.get_cached_prefix(sequence)
         start = prefix.num_blocks * blocks.block_size
-        if _chunk_end(sequence, start, budget) == start:
+        if self._chunk_end(sequence, start, budget) == start:
             return None
         num_tokens = min(sequence.num_tokens, start + budget)
         if not blocks.admit(sequence, prefix, num_tokens, self.max_num_batched_tokens):
@@ -417,11 +421,10 @@ class Scheduler:
         return any(sequence.num_inflight_tokens for sequence in self._unfinished.values())
 
     def _schedule_tokens(
-        self, sequence: Sequence, budget: int, scheduled: list[ScheduledSequence], room: StepRoom
+        self, sequence: Sequence, stop: int, scheduled: list[ScheduledSequence], room: StepRoom
     ) -> int:
-        """Schedules as many of the sequence's tokens as the budget allows; returns how many."""
+        """Schedules the sequence's tokens up to `stop`; returns how many these are."""
         start = sequence.num_computed_tokens
-        stop = _chunk_end(sequence, start, budget)
         samples = stop == sequence.num_tokens_with_inflight
         state = self.block_manager.state_step(sequence, start, stop)
         self._shares.serve(sequence.client, stop - start)
@@ -440,6 +443,20 @@ class Scheduler:
         self._preempted_ids.clear()  # nothing took their blocks
         for sequence in self._unfinished.values():
             sequence.block_digests.clear()
+
+    def _chunk_end(self, sequence: Sequence, start: int, budget: int) -> int:
+        """How many tokens are computed after a step that computes at most `budget` beyond `start`; may be `start`."""
+        stop = min(sequence.num_tokens_with_inflight, start + budget)
+        if sequence.state is not None and start < sequence.state.cut < stop:
+            stop = sequence.state.cut
+        has_others = len(self._running) > (sequence.status is SequenceStatus.RUNNING)
+        for item in sequence.inputs:
+            # What sees each other is computed together, and others need not wait for what is being encoded.
+            is_cut = item.is_bidirectional and item.start < stop < item.stop
+            waits = has_others and item.start < stop and start < item.stop and not self._is_ready(item)
+            if is_cut or waits:
+                return max(item.start, start)
+        return stop
 
     def _preempt(self, sequence: Sequence) -> None:
         self.block_manager.free(sequence)
@@ -467,15 +484,3 @@ def _is_decode(sequence: Sequence) -> bool:
         num_computed_tokens >= sequence.num_prompt_tokens
         and num_computed_tokens + 1 == sequence.num_tokens_with_inflight
     )
-
-
-def _chunk_end(sequence: Sequence, start: int, budget: int) -> int:
-    """How many tokens are computed after a step that computes at most `budget` more than `start`; may be `start`."""
-    stop = min(sequence.num_tokens_with_inflight, start + budget)
-    if sequence.state is not None and start < sequence.state.cut < stop:
-        stop = sequence.state.cut
-    for item in sequence.inputs:
-        # What sees each other is computed together.
-        if item.is_bidirectional and item.start < stop < item.stop:
-            return max(item.start, start)
-    return stop
