@@ -9,6 +9,7 @@ import numpy as np
 import ollama
 import openai
 import pytest
+from PIL import Image
 
 from jaxis import LLM, SamplingParams
 from jaxis.engine.arguments import EngineArgs
@@ -33,7 +34,7 @@ def folder(tmp_path_factory):
 
 def data_url(image):
     data = io.BytesIO()
-    image.save(data, "PNG")
+    image.save(data, "PNG", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
 
 
@@ -258,6 +259,18 @@ def client_of_text_model():
     with serving(built) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
     built.engine.close()
+
+
+def test_a_screenshot_of_many_megabytes_is_taken_where_a_model_sees_alone(http, client_of_text_model):
+    noise = np.random.default_rng(0).integers(0, 256, (1500, 1500, 3), np.uint8)
+    large = body(data_url(Image.fromarray(noise)))
+    large["max_tokens"] = 1
+    assert len(large["messages"][0]["content"][1]["image_url"]["url"]) > 8 * 2**20
+    assert http.post("/v1/chat/completions", json=large).status_code == 200
+    refused = client_of_text_model.post("/v1/chat/completions", json=large)
+    assert refused.status_code == 413
+    assert f"larger than the {8 * 2**20} bytes" in refused.json()["error"]["message"]
+    assert "--max-body-size" in refused.json()["error"]["message"]
 
 
 def test_inputs_reach_the_engines_process_as_they_are():

@@ -20,7 +20,7 @@ from jaxis.cli.lora_options import spread_modules
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.host.tls import load_certificate
-from jaxis.server.config import ServerConfig
+from jaxis.server.config import BODY_BYTES, ServerConfig
 
 # Command lines that point ready-made clients at a server: to be pasted into a shell as they are.
 
@@ -446,9 +446,14 @@ class LimitOptions:
     request_timeout: Annotated[
         float, _limit("Seconds from a request to the end of its answer; 0 is no limit.", min=0.0, metavar="SECONDS")
     ] = _DEFAULTS.request_timeout_seconds or 0.0
-    max_body_size: Annotated[str, _limit("Largest body of a request.", metavar="SIZE")] = (
-        f"{_DEFAULTS.max_body_bytes // 2**20}MiB"
-    )
+    max_body_size: Annotated[
+        str | None,
+        _limit(
+            f"Largest body of a request; without it {BODY_BYTES // 2**20}MiB, or more where a model's may need it.",
+            metavar="SIZE",
+            show_default=False,
+        ),
+    ] = None
     sse_keep_alive_interval: Annotated[
         float,
         _limit("Seconds of silence after which a stream gets a sign of life; 0 is none.", min=0.0, metavar="SECONDS"),
@@ -460,10 +465,10 @@ class LimitOptions:
         float, _limit("Seconds that requests get to end after SIGTERM.", min=0.0, metavar="SECONDS")
     ] = _DEFAULTS.drain_seconds
 
-    def max_body_bytes(self) -> int:
-        """--max-body-size in bytes.
+    def max_body_bytes(self) -> int | None:
+        """--max-body-size in bytes; None without it.
 
         Raises:
           ConfigError: It is not a size.
         """
-        return parse_bytes(self.max_body_size, "--max-body-size")
+        return None if self.max_body_size is None else parse_bytes(self.max_body_size, "--max-body-size")

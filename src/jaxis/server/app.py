@@ -15,7 +15,7 @@ from jaxis.server import llama_cpp
 from jaxis.server.accounting import KeyMetrics, UsageAccounting
 from jaxis.server.anthropic import routes as anthropic
 from jaxis.server.anthropic.message_job import MESSAGE_ERRORS
-from jaxis.server.config import ServerConfig
+from jaxis.server.config import BODY_BYTES, ServerConfig
 from jaxis.server.context import ServedModels, ServerParts, UntilAnsweredMiddleware, check_generates
 from jaxis.server.generation.restored_thinking import RestoredThinking
 from jaxis.server.http.api_keys import OPEN_PATHS, ApiKeyMiddleware, ApiKeys
@@ -123,8 +123,12 @@ def create_models_app(models: ServedModels, config: ServerConfig) -> FastAPI:
     # The middleware added last is outermost.
     if tracer is not None:
         app.add_middleware(TraceContextMiddleware)
+
+    def max_body_bytes() -> int:
+        return max(BODY_BYTES, models.request_bytes) if config.max_body_bytes is None else config.max_body_bytes
+
     app.add_middleware(
-        RequestLimitMiddleware, max_body_bytes=config.max_body_bytes, timeout_seconds=config.body_timeout_seconds
+        RequestLimitMiddleware, max_body_bytes=max_body_bytes, timeout_seconds=config.body_timeout_seconds
     )
     quiet_paths = QUIET_PATHS | page_paths
     if log is not None:

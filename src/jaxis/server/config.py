@@ -10,6 +10,8 @@ from typing import Literal
 from jaxis.vision.access import ImageAccess
 
 EMBEDDED_MODEL_NAME = "jaxis-tiny"
+BODY_BYTES = 8 * 2**20
+"""The largest request body, unless a model's requests may have to be larger."""
 
 
 def default_served_name(model: str | None) -> str:
@@ -42,7 +44,7 @@ class ServerConfig:
       response_store_bytes: Most bytes of all of them.
       response_folder: Where they are stored, over restarts; None keeps them in memory.
       max_queued: Most completions to hold beyond those that run.
-      max_body_bytes: Largest request body.
+      max_body_bytes: Largest request body; None: `BODY_BYTES`, or what a model's requests may need beyond that.
       body_timeout_seconds: Longest pause while a request body arrives.
       idle_timeout_seconds: How long a connection is kept open without a request in progress.
       request_timeout_seconds: Limit from a request's arrival to the end of its answer; None is no limit.
@@ -80,7 +82,7 @@ class ServerConfig:
     response_store_bytes: int = 256 * 1024 * 1024
     response_folder: Path | None = None
     max_queued: int = 512
-    max_body_bytes: int = 8 * 1024 * 1024
+    max_body_bytes: int | None = None
     body_timeout_seconds: float = 30.0
     idle_timeout_seconds: float = 30.0
     request_timeout_seconds: float | None = 600.0

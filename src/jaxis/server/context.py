@@ -149,18 +149,21 @@ class KnownModel:
       default_sampling_params: For what a request leaves out.
       vocab_size: V.
       chat_template: Source of the default one; "" if there is none.
+      request_bytes: See `EngineInfo`.
     """
 
     default_sampling_params: SamplingParams
     vocab_size: int
     chat_template: str
+    request_bytes: int
 
     @classmethod
     def of(cls, context: ServerContext) -> KnownModel:
         """Those of a loaded model."""
         model, tokenizer = context.model, context.model.tokenizer
         template = (tokenizer.default_chat_template if tokenizer else None) or ""
-        return cls(model.default_sampling_params, context.engine.info.vocab_size, template)
+        info = context.engine.info
+        return cls(model.default_sampling_params, info.vocab_size, template, info.request_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,10 +192,14 @@ class ServedModels(Protocol):
 
     Attributes:
       failure: Why the server cannot go on; None while it can.
+      request_bytes: How large a request may have to be, to any model that was loaded; 0 if none needs to be large.
     """
 
     @property
     def failure(self) -> EngineError | None: ...
+
+    @property
+    def request_bytes(self) -> int: ...
 
     def join(self, parts: ServerParts) -> None:
         """Gives the models what they share; called once, before anything else.

@@ -104,6 +104,11 @@ class OneModel(ServedModels):
         """Why the engine has ended for good."""
         return self.engine.failure
 
+    @property
+    def request_bytes(self) -> int:
+        """See `ServedModels`."""
+        return self.engine.info.request_bytes
+
     def join(self, parts: ServerParts) -> None:
         """See `ServedModels.join`."""
         self._context = model_context(parts, self.engine, self._config)

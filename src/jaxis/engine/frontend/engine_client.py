@@ -47,6 +47,7 @@ class EngineInfo:
       num_devices: Devices that run the model.
       num_ranks: Data ranks, which share them.
       max_inputs: Most inputs of a prompt that are not tokens, such as images; 0 if it takes none.
+      request_bytes: How large a request with these may have to be; 0 if it takes none.
     """
 
     model_folder: str
@@ -68,6 +69,7 @@ class EngineInfo:
     num_devices: int = 1
     num_ranks: int = 1
     max_inputs: int = 0
+    request_bytes: int = 0
 
     @classmethod
     def of(cls, built: BuiltEngine) -> EngineInfo:
@@ -76,6 +78,7 @@ class EngineInfo:
 
         engine = built.engine
         config, blocks = engine.vllm_config, engine.scheduler.block_manager
+        inputs = engine.runner.inputs
         num_parameters, weight_type = model_size(*engine.runner.models)
         trained_len = config.model_config.hf_config.get("max_position_embeddings")
         return cls(
@@ -98,7 +101,8 @@ class EngineInfo:
             * engine.runner.num_ranks
             * engine.runner.num_stages,
             num_ranks=engine.runner.num_ranks,
-            max_inputs=0 if engine.runner.inputs is None else engine.runner.inputs.max_inputs,
+            max_inputs=0 if inputs is None else inputs.max_inputs,
+            request_bytes=0 if inputs is None else inputs.request_bytes,
         )
 
 

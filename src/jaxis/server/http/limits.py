@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import NoReturn
 
@@ -60,7 +61,10 @@ class _Body:
     def refuse(self) -> NoReturn:
         """Raises HTTPException: the body is too large."""
         self._is_too_large = True
-        message = f"the body is larger than the {self._max_bytes} bytes that this server takes: send less at a time"
+        message = (
+            f"the body is larger than the {self._max_bytes} bytes that this server takes: send less at a time, or "
+        )
+        message += "start the server with a larger --max-body-size"
         raise HTTPException(413, message, headers={"Connection": "close"})
 
     async def send(self, message: Message) -> None:
@@ -96,12 +100,12 @@ class RequestLimitMiddleware:
     """Refuses a body that is too large, as announced or as received, and one that stalls or arrives too slowly.
 
     Args:
-      max_body_bytes: Most bytes of a body.
+      max_body_bytes: Most bytes of a body, now.
       timeout_seconds: Longest pause in a body, and how long the whole may take beyond the time that
         MIN_BODY_BYTES_PER_SECOND gives it.
     """
 
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int, timeout_seconds: float) -> None:
+    def __init__(self, app: ASGIApp, *, max_body_bytes: Callable[[], int], timeout_seconds: float) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._timeout_seconds = timeout_seconds
@@ -115,10 +119,11 @@ class RequestLimitMiddleware:
             message = "a request has either Transfer-Encoding or Content-Length, not both"
             await ApiError(400, message, headers={"Connection": "close"}).response()(scope, receive, send)
             return
-        body = _Body(receive, send, self._max_body_bytes, self._timeout_seconds)
+        max_bytes = self._max_body_bytes()
+        body = _Body(receive, send, max_bytes, self._timeout_seconds)
         _current_body.set(body)
         announced = headers.get("content-length", "0")
-        if announced.isdecimal() and (len(announced) > 18 or int(announced) > self._max_body_bytes):
+        if announced.isdecimal() and (len(announced) > 18 or int(announced) > max_bytes):
             try:
                 body.refuse()
             except HTTPException as error:

@@ -60,6 +60,11 @@ class ModelPool(ServedModels):
         """None: an engine that is lost is nothing to the others, and the next request loads its model again."""
         return None
 
+    @property
+    def request_bytes(self) -> int:
+        """See `ServedModels`."""
+        return max(slot.request_bytes for slot in self._slots)
+
     def join(self, parts: ServerParts) -> None:
         """See `ServedModels.join`."""
         self._parts = parts

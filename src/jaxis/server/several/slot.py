@@ -57,6 +57,11 @@ class ModelSlot:
         return self.settings.name
 
     @property
+    def request_bytes(self) -> int:
+        """See `KnownModel`; 0 if it was never loaded."""
+        return 0 if self._facts is None else self._facts.request_bytes
+
+    @property
     def is_idle(self) -> bool:
         """Whether it is loaded, and no request uses it or waits for it."""
         return self.state == "loaded" and not self.num_running and not self.num_waiting
