@@ -5,10 +5,11 @@ import pytest
 from tests.support.simulated_devices import run_on_devices
 
 PREAMBLE = """
-import types
+import dataclasses, types
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
-from jaxis.kernels.weights import ExpertStacks, dequantize, functions, lookup
+from jaxis.kernels.low_rank import LowRankStack
+from jaxis.kernels.weights import ExpertAdditions, ExpertStacks, dequantize, functions, lookup
 from jaxis.kernels.weights.grouped_experts import experts_by_groups
 from jaxis.kernels.weights.functions import matmul_on_shards
 from jaxis.kernels.weights.grouped_experts import experts_on_shards
@@ -25,6 +26,14 @@ x = jnp.asarray(rng.standard_normal((T, E)), jnp.float32)
 ids = jnp.asarray(rng.integers(0, X, (T, K)), jnp.int32)
 shares = jnp.asarray(rng.uniform(0, 1, (T, K)), jnp.float32)
 
+def additions(F):
+    # Two slots of rank 3 at most; some tokens have none.
+    def pairs(n, m):
+        a, b = (jnp.asarray(rng.standard_normal((2 * X, 3, size)), jnp.float32) for size in (n, m))
+        return LowRankStack(a, b, jnp.asarray(rng.integers(1, 4, 2 * X), jnp.int32))
+    slots = jnp.asarray(rng.integers(0, 2 * X + 1, (T, K)), jnp.int32)
+    return ExpertAdditions(slots, pairs(E, F), pairs(E, F), pairs(F, E))
+
 """
 
 EXPERTS = """
@@ -34,21 +43,23 @@ def bias(n):
 for kind in {by_features}:
     weights = [weight_stack(kind, X, *shape)[0] for shape in ((F, E), (F, E), (E, F))]
     biases = [bias(F), bias(F), bias(E)] if kind != "int8" else [None] * 3
-    stacks = ExpertStacks(*weights, *biases, X, GLU(jax.nn.silu), scales_input=kind == "float32")
-    alone = jax.jit(lambda: experts_by_groups(x, ids, shares, stacks))()
-    with jax.set_mesh(mesh):
-        divided = jax.jit(lambda: experts_on_shards(experts_by_groups, x, ids, shares, stacks))()
-    np.testing.assert_allclose(divided, alone, rtol=0, atol=1e-4 * np.abs(alone).max(), err_msg=kind)
+    base = ExpertStacks(*weights, *biases, X, GLU(jax.nn.silu), scales_input=kind == "float32")
+    for stacks in (base, dataclasses.replace(base, additions=additions(F))):
+        alone = jax.jit(lambda: experts_by_groups(x, ids, shares, stacks))()
+        with jax.set_mesh(mesh):
+            divided = jax.jit(lambda: experts_on_shards(experts_by_groups, x, ids, shares, stacks))()
+        np.testing.assert_allclose(divided, alone, rtol=0, atol=1e-4 * np.abs(alone).max(), err_msg=kind)
 
 # Four devices have no whole groups of 160 features: each has a part of the last product's outputs instead.
 for kind in {by_outputs}:
     weights = [weight_stack(kind, X, *shape)[0] for shape in ((160, E), (160, E), (E, 160))]
-    stacks = ExpertStacks(*weights, bias(160), bias(160), bias(E), X, GLU(jax.nn.silu), False)
-    alone = jax.jit(lambda: experts_by_groups(x, ids, shares, stacks))()
-    with jax.set_mesh(mesh):
-        assert placement(weights[2], ("expert", "embed", "mlp")) == ("expert", "mlp", "embed")
-        divided = jax.jit(lambda: experts_on_shards(experts_by_groups, x, ids, shares, stacks))()
-    np.testing.assert_allclose(divided, alone, rtol=0, atol=1e-4 * np.abs(alone).max(), err_msg=kind)
+    base = ExpertStacks(*weights, bias(160), bias(160), bias(E), X, GLU(jax.nn.silu), False)
+    for stacks in (base, dataclasses.replace(base, additions=additions(160))):
+        alone = jax.jit(lambda: experts_by_groups(x, ids, shares, stacks))()
+        with jax.set_mesh(mesh):
+            assert placement(weights[2], ("expert", "embed", "mlp")) == ("expert", "mlp", "embed")
+            divided = jax.jit(lambda: experts_on_shards(experts_by_groups, x, ids, shares, stacks))()
+        np.testing.assert_allclose(divided, alone, rtol=0, atol=1e-4 * np.abs(alone).max(), err_msg=kind)
 
 # 126 outputs cannot be divided either.
 weights = [weight_stack("int8 in groups of 32", X, *shape)[0] for shape in ((160, E), (160, E), (126, 160))]

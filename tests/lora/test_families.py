@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -280,6 +281,33 @@ def test_adapters_of_experts_compute_what_pefts_do_merged_and_by_request(name, t
     errors = [logprob_error(*each) for each in zip(completions[1:], logits, strict=True)]
     print(f"\n| {name}, experts | merged {error:.1e} | by request {errors[0]:.1e} | beside them {errors[1]:.1e} |")
     assert max(errors) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "is_refused"), [("GPT-OSS", False), ("Qwen3.5 MoE", True)])
+def test_square_stacks_are_served_where_every_version_of_peft_means_the_same(name, is_refused, tmp_path):
+    """As GPT-OSS-20B's, whose experts have as many features inside as outside."""
+    sizes = {"moe_intermediate_size": 64} if "moe_intermediate_size" in ROWS[name].config else {"intermediate_size": 64}
+    family = dataclasses.replace(ROWS[name], name=f"{name}, square", config={**ROWS[name].config, **sizes})
+    config = peft.LoraConfig(target_modules=["q_proj"], target_parameters=["experts.down_proj"], r=2, lora_alpha=4)
+    model = peft.get_peft_model(copy.deepcopy(reference_model(family)), config).eval()
+    randomize(model)
+    model.save_pretrained(tmp_path)
+    with LLM(
+        checkpoint_folder(family), enable_lora=True, lora_target_modules=["all-linear", "experts"], **SIZES
+    ) as llm:
+        request = LoRARequest("a", 1, tmp_path)
+        if is_refused:
+            with pytest.raises(ConfigError, match="is square, so that its inputs cannot be told"):
+                llm.generate([TOKENS], GREEDY, lora_request=request, progress=False)
+            return
+        [output] = llm.generate([TOKENS], GREEDY, lora_request=request, progress=False)
+    completion = output.outputs[0]
+    with torch.no_grad():
+        logits = model(torch.tensor([TOKENS + completion.token_ids])).logits[0].double().numpy()
+        with model.disable_adapter():
+            assert relative_error(model(torch.tensor([TOKENS])).logits[0].numpy(), logits[: len(TOKENS)]) > 0.05
+    assert logprob_error(completion, logits) < 1e-5
 
 
 @pytest.mark.slow

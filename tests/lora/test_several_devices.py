@@ -19,10 +19,10 @@ NAMES = ("Qwen3", "Phi-4", "Qwen3 MoE", "Qwen3.5", "Gemma 3", "Youtu")
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=5)
 
 
-def answers(base, folders, num_devices):
+def answers(base, folders, num_devices, *targets, **arguments):
     """Of each adapter and of the base, in one batch: tokens and log-probabilities, or the error."""
     sizes = {"dtype": "float32", "kv_cache_memory": "8MiB", "max_model_len": 64, "show_progress": False}
-    sizes["lora_target_modules"] = ["all-linear", "embed_tokens", "lm_head"]
+    sizes |= {"lora_target_modules": ["all-linear", *targets], **arguments}
     with LLM(base, tensor_parallel_size=num_devices, enable_lora=True, max_loras=5, **sizes) as llm:
         adapters, refused = [None], {}
         for i, folder in enumerate(folders):
@@ -61,17 +61,45 @@ def test_answers_are_those_of_one_device(name, num_devices, tmp_path):
         str(save_adapter(base, tmp_path / f"{i}", seed=i, target_modules=kind, use_dora=kind == ["o_proj"]))
         for i, kind in enumerate(kinds)
     ]
-    script = (
-        "import json, sys; from tests.lora.test_several_devices import answers\n"
-        "print(json.dumps(answers(sys.argv[1], sys.argv[3:], int(sys.argv[2]))))"
-    )
-    arguments = ("-c", script, base, str(num_devices), *folders)
-    refused, found = json.loads(run_on_devices(*arguments, num_devices=num_devices).splitlines()[-1])
+    targets = ["embed_tokens", "lm_head"]
+    refused, found = answers_on_devices(base, folders, num_devices, targets)
     has_other_rows = is_packed or (num_devices > 2 and not is_latent)  # with two key-value heads
     assert list(refused) == (["0"] if has_other_rows else [])
     assert all("several devices have the outputs" in message for message in refused.values())
-    expected_refused, expected = answers(base, [each for i, each in enumerate(folders) if str(i) not in refused], 1)
-    assert not expected_refused
+    kept = [each for i, each in enumerate(folders) if str(i) not in refused]
+    check_alike(found, answers(base, kept, 1, *targets))
+
+
+@pytest.mark.slow
+@pytest.mark.multi_device
+@pytest.mark.parametrize("arguments", [{}, {"enable_expert_parallel": True}], ids=["parts of experts", "whole experts"])
+@pytest.mark.parametrize("name", ["Qwen3 MoE"])
+def test_changed_experts_answer_as_on_one_device(name, arguments, tmp_path):
+    base = checkpoint_folder(ROWS[name])
+    stacks = ["experts.gate_up_proj", "experts.down_proj"]
+    folders = [
+        str(save_adapter(base, tmp_path / f"{i}", seed=i, target_modules=["o_proj"], target_parameters=parameters))
+        for i, parameters in enumerate((stacks, stacks[1:], None))
+    ]
+    refused, found = answers_on_devices(base, folders, 2, ["experts"], **arguments)
+    assert not refused
+    check_alike(found, answers(base, folders, 1, "experts"))
+
+
+def answers_on_devices(base, folders, num_devices, targets, **arguments):
+    """`answers` of a process with so many devices."""
+    given = json.dumps([base, folders, num_devices, *targets])
+    script = (
+        "import json, sys; from tests.lora.test_several_devices import answers\n"
+        f"print(json.dumps(answers(*json.loads(sys.argv[1]), **{arguments!r})))"
+    )
+    return json.loads(run_on_devices("-c", script, given, num_devices=num_devices).splitlines()[-1])
+
+
+def check_alike(found, expected):
+    """Answers are those of one device, all of whose adapters are taken."""
+    refused, expected = expected
+    assert not refused
     for (token, logprobs), (expected_token, expected_logprobs) in zip(found, expected, strict=True):
         assert token == expected_token
         assert [token for token, _ in logprobs] == [token for token, _ in expected_logprobs]

@@ -18,7 +18,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxis.kernels.weights import ExpertStacks, experts, grouped_experts
+from jaxis.kernels.low_rank import LowRankStack
+from jaxis.kernels.weights import ExpertAdditions, ExpertStacks, experts, grouped_experts
 from jaxis.layers.glu import GLU
 from jaxis.parallel.mesh import MESH_AXES, SPREAD_EXPERT, data_spec, logical_sharding
 from tests.support.weight_stacks import weight_stack
@@ -43,6 +44,17 @@ def _stacks(kind: str, *, scales_input: bool) -> ExpertStacks:
     return ExpertStacks(*weights, *biases, X, GLU(jax.nn.silu), scales_input)
 
 
+def _additions() -> Callable[[jax.Array], ExpertAdditions]:
+    """Another pair of matrices for each expert: for expert ids [T, K], what is added to their products."""
+
+    def pairs(size_in: int, size_out: int) -> LowRankStack:
+        a, b = (jnp.asarray(_rng.standard_normal((X, 2, size)), jnp.float32) for size in (size_in, size_out))
+        return LowRankStack(a, b, jnp.full(X, 2, jnp.int32))
+
+    gate, up, down = pairs(E, F), pairs(E, F), pairs(F, E)
+    return lambda ids: ExpertAdditions(jnp.where(ids < X, ids + 1, 0).astype(jnp.int32), gate, up, down)
+
+
 def _spread(mesh: Mesh, stacks: ExpertStacks) -> dict[str, Any]:
     """The arrays on the devices of a mesh."""
 
@@ -55,15 +67,23 @@ def _spread(mesh: Mesh, stacks: ExpertStacks) -> dict[str, Any]:
     return jax.tree.map(place, {name: getattr(stacks, name) for name in _STACK_NAMES})
 
 
-def check(kind: str, x: jax.Array, shares: jax.Array, *, scales_input: bool = False) -> None:
+def check(
+    kind: str,
+    x: jax.Array,
+    shares: jax.Array,
+    *,
+    scales_input: bool = False,
+    additions: Callable[[jax.Array], ExpertAdditions | None] = lambda _: None,
+) -> None:
     """Raises an AssertionError if any number of devices or ranks gives something else than one."""
     stacks, loads = _stacks(kind, scales_input=scales_input), _loads()
-    alone = jax.jit(lambda ids: experts(x, ids, shares, stacks))
+    alone = jax.jit(lambda ids: experts(x, ids, shares, dataclasses.replace(stacks, additions=additions(ids))))
     expected = {load: np.asarray(alone(ids)) for load, ids in loads.items()}
     assert not expected["padded"][REAL_TOKENS:].any()
 
     def layer(x: jax.Array, ids: jax.Array, shares: jax.Array, arrays: dict[str, Any]) -> jax.Array:
-        return experts(x, ids, shares, dataclasses.replace(stacks, are_spread=True, **arrays))
+        changed = dataclasses.replace(stacks, are_spread=True, additions=additions(ids), **arrays)
+        return experts(x, ids, shares, changed)
 
     def compare(what: str, program: Callable[..., jax.Array], arrays: dict[str, Any]) -> None:
         for load, ids in loads.items():
@@ -98,6 +118,7 @@ if __name__ == "__main__":
     weights = jnp.asarray(_rng.uniform(0, 1, (T, K)), jnp.float32)
     for each in sys.argv[1:]:
         check(each, tokens, weights)
+    check(sys.argv[1], tokens, weights, additions=_additions())
     # Tests have no accelerator, whose sum over the ranks leaves each with its own rows.
     with mock.patch.object(grouped_experts, "target_platform", return_value="tpu"):
         check(sys.argv[1], tokens, weights, scales_input=True)

@@ -66,7 +66,7 @@ class AdaptedModel:
       targets: The layers that there is room for: ends of their names, and ALL_LINEAR.
 
     Raises:
-      ConfigError: No layer has such a name, or it cannot be changed on several devices.
+      ConfigError: No layer has such a name.
     """
 
     def __init__(
@@ -81,10 +81,6 @@ class AdaptedModel:
         self._layers = {name: layer for name, layer in found.layers.items() if not layer.has_moved_rows}
         self._experts = found.experts
         self._moved = found.layers.keys() - self._layers.keys()
-        if self._experts and base.hidden_states.sharding.num_devices > 1:
-            raise ConfigError(
-                f"lora_target_modules: {min(self._experts)!r}, experts, can be changed by requests on one device only"
-            )
         self.bytes_per_place = Adaptables(self._layers, self._experts).bytes_of_place(dtype, max_rank)
         rows = StepRows()
         self._additions = {

@@ -60,14 +60,15 @@ class ExpertTablesOf:
                 f"is for {len(change.a)} experts, {found[1]} features in and {found[0]} out, but the model has "
                 f"{self._layer.num_experts}, {size_in} and {size_out}: the adapter was trained on another model",
             )
-        if size_in == size_out and self._layer.stack_layout is not None:
+        layout = self._layer.stack_layout
+        # Of [X, in, out], every version of PEFT gives A the inputs; of [X, out, in], earlier ones gave it the outputs.
+        if size_in == size_out and layout is not None and not layout.transposed:
             raise self._fault(theirs, "is square, so that its inputs cannot be told from its outputs: merge it instead")
         rank = self._checked_rank(theirs, change.a.shape[1])
         a, b = change.a.astype(np.float32), change.b.astype(np.float32).swapaxes(1, 2)
         if found != (size_out, size_in):
             a, b = b, a
         b = np.float32(change.scale) * b
-        layout = self._layer.stack_layout
         if len(names) == 1:
             parts = [b]
         elif layout is not None and layout.interleaved:

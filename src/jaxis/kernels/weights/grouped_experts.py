@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxis.kernels.grouped_matmul import accelerator_kernels, loop, reference
+from jaxis.kernels.low_rank import LowRankStack
 from jaxis.kernels.platform import target_platform
+from jaxis.kernels.weights.expert_additions import ExpertAdditions
 from jaxis.kernels.weights.float_weight import as_weight
 from jaxis.kernels.weights.shards import MODEL_AXIS, divided_axis, num_shards, shard_specs
 from jaxis.kernels.weights.weight import Experts, ExpertStacks, GatedUnit, WeightValue
@@ -59,22 +61,47 @@ def experts_on_shards(
     is_sum = down_axis == -1
 
     def on_shard(
-        x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, weights: Any, biases: Any
+        x: jax.Array,
+        expert_ids: jax.Array,
+        expert_weights: jax.Array,
+        weights: Any,
+        biases: Any,
+        additions: ExpertAdditions | None,
     ) -> jax.Array:
         *others, down_bias = biases
         if is_sum and down_bias is not None:
             # It is added once, not on each device.
             down_bias = jnp.where(jax.lax.axis_index(MODEL_AXIS) == 0, down_bias, 0)
         unit = stacks.gated_unit if is_sum else _GatheredUnit(stacks.gated_unit)
-        of_shard = stacks.with_arrays(weights, (*others, down_bias), gated_unit=unit, are_spread=False)
+        of_shard = stacks.with_arrays(
+            weights, (*others, down_bias), gated_unit=unit, are_spread=False, additions=additions
+        )
         y = layer(x, expert_ids, expert_weights, of_shard)
         return jax.lax.psum(y, MODEL_AXIS) if is_sum else _gathered(y)
 
     everywhere, divided = PartitionSpec(), PartitionSpec(None, MODEL_AXIS)
     bias_specs = (divided, divided, everywhere if is_sum else divided)
-    return on_each_device(on_shard, (everywhere, everywhere, everywhere, tuple(specs), bias_specs), everywhere)(
-        x, expert_ids, expert_weights, stacks.weights, stacks.biases
+    in_specs = (everywhere, everywhere, everywhere, tuple(specs), bias_specs, _addition_specs(stacks.additions, is_sum))
+    return on_each_device(on_shard, in_specs, everywhere)(
+        x, expert_ids, expert_weights, stacks.weights, stacks.biases, stacks.additions
     )
+
+
+def _addition_specs(additions: ExpertAdditions | None, is_sum: bool) -> Any:
+    """The specs of additions, which are divided as the weights beside them.
+
+    Args:
+      additions: The additions.
+      is_sum: Whether devices have parts of the features before the last product; else, of its outputs.
+    """
+    if additions is None:
+        return None
+    everywhere: Any = PartitionSpec()
+    divided: Any = PartitionSpec(None, None, MODEL_AXIS)
+    by_outputs = LowRankStack(everywhere, divided, everywhere)
+    by_inputs = LowRankStack(divided, everywhere, everywhere)
+    gate = None if additions.gate is None else by_outputs
+    return ExpertAdditions(everywhere, gate, by_outputs, by_inputs if is_sum else by_outputs)
 
 
 @dataclass(frozen=True)
@@ -127,23 +154,36 @@ def experts_on_their_devices(
     experts_per_device = stacks.num_experts // mesh.size
 
     def on_device(
-        x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, weights: Any, biases: Any
+        x: jax.Array,
+        expert_ids: jax.Array,
+        expert_weights: jax.Array,
+        weights: Any,
+        biases: Any,
+        additions: ExpertAdditions | None,
     ) -> jax.Array:
         num_tokens = len(x)
         if of_rank:
-            x, expert_ids, expert_weights = (
-                jax.lax.all_gather(array, DATA_AXIS, tiled=True) for array in (x, expert_ids, expert_weights)
-            )
+            x, expert_ids, expert_weights = (_of_all_ranks(array) for array in (x, expert_ids, expert_weights))
         own = expert_ids - jax.lax.axis_index(MESH_AXES) * experts_per_device
         is_here = (own >= 0) & (own < experts_per_device)
-        of_device = stacks.with_arrays(weights, biases, num_experts=experts_per_device, are_spread=False)
+        if additions is not None:
+            slots = _of_all_ranks(additions.slots) if of_rank else additions.slots
+            additions = additions._replace(slots=jnp.where(is_here, slots, 0))
+        of_device = stacks.with_arrays(
+            weights, biases, num_experts=experts_per_device, are_spread=False, additions=additions
+        )
         y = layer(x, jnp.where(is_here, own, experts_per_device), expert_weights, of_device)
         return _own_rows(y, num_tokens) if of_rank else jax.lax.psum(y, MESH_AXES)
 
     everywhere, divided = PartitionSpec(), PartitionSpec(MODEL_AXIS if of_rank else MESH_AXES)
-    in_specs = (everywhere, everywhere, everywhere, divided, divided)
-    operands = (x, expert_ids, expert_weights, stacks.weights, stacks.biases)
+    in_specs = (everywhere, everywhere, everywhere, divided, divided, everywhere)
+    operands = (x, expert_ids, expert_weights, stacks.weights, stacks.biases, stacks.additions)
     return on_each_device(on_device, in_specs, everywhere)(*operands)
+
+
+def _of_all_ranks(array: jax.Array) -> jax.Array:
+    """A data rank's rows -> those of all ranks."""
+    return jax.lax.all_gather(array, DATA_AXIS, tiled=True)
 
 
 def _own_rows(y: jax.Array, num_tokens: int) -> jax.Array:

@@ -199,7 +199,7 @@ class ExpertStacks:
       gated_unit: Combines gate and up into the input of `down`.
       scales_input: Whether a token's weight for an expert multiplies the expert's input rather than its output.
       are_spread: Whether experts lie whole on the devices of the mesh, as many on each.
-      additions: What is added to their products, on one device; None: nothing.
+      additions: What is added to their products; every device has all of it. None: nothing.
     """
 
     gate: WeightValue | None
