@@ -73,7 +73,7 @@ def test_answers_are_those_of_one_device(name, num_devices, tmp_path):
 @pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize("arguments", [{}, {"enable_expert_parallel": True}], ids=["parts of experts", "whole experts"])
-@pytest.mark.parametrize("name", ["Qwen3 MoE"])
+@pytest.mark.parametrize("name", ["Qwen3 MoE", "GPT-OSS"])
 def test_changed_experts_answer_as_on_one_device(name, arguments, tmp_path):
     base = checkpoint_folder(ROWS[name])
     stacks = ["experts.gate_up_proj", "experts.down_proj"]

@@ -210,9 +210,11 @@ class AdaptedModel:
 
     def _is_base_of_change(self, adapter: Adapter, name: str, tensor: np.ndarray) -> bool:
         """Whether a tensor is what a change of embeddings or a head was trained on, which PEFT never trains with it."""
-        module = name.removesuffix(".weight")
+        module, _, kind = name.rpartition(".")
         change, layer = adapter.changes.get(module), self._tables.get(self._names.name_here(module))
-        return change is not None and layer is not None and tensor.shape == layer.weight_shape
+        if change is None or layer is None or (kind == "bias" and adapter.config.bias != "none"):
+            return False
+        return tensor.shape == (layer.weight_shape if kind == "weight" else layer.weight_shape[:1])
 
     def put(self, changes: Changes, place: int) -> None:
         """Puts an adapter's matrices into a place, from 0 on; steps that were dispatched before do not see them."""

@@ -211,9 +211,9 @@ class _Tensors:
         """Whether the config says that the adapter has this tensor whole."""
         module, _, kind = name.rpartition(".")
         whole = self._config.replaces(module)
-        if module.endswith(".base_layer") and kind == "weight":
+        if module.endswith(".base_layer") and (kind == "weight" or self._config.bias == "none"):
             # PEFT saves embeddings and heads that it changes with what they were changed from.
-            return self._config.changes(module.removesuffix(".base_layer"))
+            return kind in ("weight", "bias") and self._config.changes(module.removesuffix(".base_layer"))
         if whole or kind != "bias":
             return whole
         if self._config.bias == "lora_only":

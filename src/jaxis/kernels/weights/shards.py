@@ -67,7 +67,7 @@ def placement(weight: WeightValue, axes: Axes) -> Axes:
 
 
 def in_equal_parts(weight: WeightValue, axes: Axes) -> WeightValue:
-    """The weight [out, in] in a form that the current mesh can divide by its logical axes.
+    """The weight [out, in] in a form that the current mesh can divide by its logical axes; a bias [out] as it is.
 
     Rows of zeros are added where `padded_shape` has them, and blocks of several rows and columns become smaller where
     the mesh would cut them.
@@ -76,6 +76,8 @@ def in_equal_parts(weight: WeightValue, axes: Axes) -> WeightValue:
     if shards is None:
         return weight
     whole = as_weight(weight)
+    if len(whole.shape) == 1:
+        return weight
     num_rows, _ = padded_shape(jax.sharding.get_abstract_mesh(), axes[-2:], whole.shape)
     if num_rows != whole.shape[0]:
         whole = whole.with_rows(num_rows)
