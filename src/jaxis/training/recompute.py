@@ -42,7 +42,12 @@ def recomputed(function: Callable[..., Any], axis_name: str | None, *arguments: 
 
     def forward(*primals: Any) -> tuple[Any, _Kept]:
         leaves = [primal.value for primal in primals]
-        wanted = tuple(i for i, primal in enumerate(primals) if primal.perturbed)
+        # Integers and booleans, such as an indexer's selection, can be marked too; they have no derivative.
+        wanted = tuple(
+            i
+            for i, primal in enumerate(primals)
+            if primal.perturbed and jnp.issubdtype(primal.value.dtype, jnp.floating)
+        )
         return call(*leaves), _Kept(leaves, wanted)
 
     def backward(kept: _Kept, cotangent: Any) -> tuple[Any, ...]:
