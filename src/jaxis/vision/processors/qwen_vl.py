@@ -40,16 +40,14 @@ class QwenVLProcessor(ImageProcessor):
           ConfigError: A setting is missing or not supported.
         """
         settings.check("min_pixels", "max_pixels", "temporal_patch_size", "merge_size")
-        size = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-        for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
-            size[name] = settings.image(name, None) or settings.size("size", edge, size[name])
         return cls(
             pixel_scale=settings.scale(CLIP_SCALE),
             resample=settings.image("resample", 3),
             placeholder=_IMAGE,
             placeholder_id=settings.token_id(_IMAGE, tokenizer),
             side=settings.image("patch_size", 14) * settings.image("merge_size", 2),
-            **size,
+            min_pixels=settings.image("min_pixels", None) or settings.size("size", "shortest_edge", 56 * 56),
+            max_pixels=settings.image("max_pixels", None) or settings.size("size", "longest_edge", 28 * 28 * 1280),
         )
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
