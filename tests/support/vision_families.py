@@ -72,6 +72,7 @@ class VisionFamily:
         gets some.
       logits: The reference, tokens [1, T], `model_inputs` and `types_of` -> logits [1, T, V].
       seen_together: Tokens of an image that one step computes, if it has to.
+      logprob_error: How far a log-probability may be off, beyond 1e-4 of itself.
       cache: Memory for the cache in which four requests do not fit.
       slow: Whether another family's row has its parts.
       has_image_processor: Whether transformers has its image processor where there is Pillow only.
@@ -90,6 +91,7 @@ class VisionFamily:
     features: Callable[[Any, Inputs], list[Any]] = lambda model, inputs: _features(model, inputs)
     logits: Callable[[Any, torch.Tensor, Inputs, Inputs], torch.Tensor] = lambda *of: _logits(*of)
     seen_together: int = 0
+    logprob_error: float = 0.0
     cache: str = "168KiB"
     slow: bool = False
     has_image_processor: bool = True
@@ -407,6 +409,7 @@ _QWEN3_5_MOE = dataclasses.replace(
         image_token_id=token_id("<|image_pad|>"),
         tie_word_embeddings=False,
     ),
+    logprob_error=1e-4,  # 7.5e-5 seen
 )
 
 

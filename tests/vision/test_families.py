@@ -95,7 +95,7 @@ def test_a_family_sees_what_the_reference_sees(family, reference, llm):
     assert logits.argmax(-1).tolist() == completion.token_ids
     best = logits.log_softmax(-1).max(-1).values.tolist()
     chosen = [at[token].logprob for token, at in zip(completion.token_ids, completion.logprobs, strict=True)]
-    assert chosen == pytest.approx(best, rel=1e-4, abs=1e-4)
+    assert chosen == pytest.approx(best, rel=1e-4, abs=family.logprob_error)
 
 
 def test_an_answer_is_the_same_alone_among_others_and_from_the_cache(family, llm):
