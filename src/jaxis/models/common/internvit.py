@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.layers.leaves import layer_norm, linear, rms_norm
-from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.vision_layers import (
     PatchConvolution,
     VisionMLP,
+    VisionProjector,
+    add_class_token,
     attend_within,
     one_side,
     parameter,
@@ -25,8 +25,6 @@ from jaxis.models.common.vision_tower import Patches, VisionTower
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-
-_ROWS = 64  # that those of the class token and of padding after the patches are together
 
 
 class InternViTAttention(JaxModule):
@@ -115,12 +113,11 @@ class InternViTEmbeddings(JaxModule):
         self.position_embeddings = parameter(scope, 1, side * side + 1, num_features)
         self.patch_embeddings = InternViTPatches(scope / "patch_embeddings", patch_size, num_features)
 
-    def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P + 64, C]: the class token is the row after the patches."""
+    def __call__(self, patches: Patches) -> tuple[jax.Array, jax.Array]:
+        """The patches -> what `add_class_token` makes of them."""
         places = self.position_embeddings[...][0]
         x = self.patch_embeddings.projection(patches.pixels) + places[1 + patches.rows * self.side + patches.columns]
-        cls = self.cls_token[...][0] + places[:1]
-        return jnp.concatenate([x, cls.astype(x.dtype), jnp.zeros((_ROWS - 1, x.shape[-1]), x.dtype)])
+        return add_class_token(x, self.cls_token[...][0, 0] + places[0], patches.num_patches)
 
 
 class InternViTEncoder(JaxModule):
@@ -162,33 +159,10 @@ class InternViT(JaxModule):
 
     def __call__(self, patches: Patches) -> jax.Array:
         """The patches -> [P, C]."""
-        num_rows = patches.pixels.shape[0]
-        x, rows = self.embeddings(patches), jnp.arange(num_rows + _ROWS)
-        segments = jnp.where((rows < patches.num_patches) | (rows == num_rows), 0, -1)
+        x, segments = self.embeddings(patches)
         for layer in self.encoder.layer:
             x = run_layer(layer, x, segments)
-        return x[:num_rows]
-
-
-class InternVLProjector(JaxModule):
-    """From neighbouring patches to embeddings of the text.
-
-    Args:
-      scope: The projector's scope, with all of config.json.
-      num_features: Of neighbours together.
-    """
-
-    def __init__(self, scope: LayerScope, num_features: int) -> None:
-        config = scope.config
-        size = config["text_config"]["hidden_size"]
-        self.layer_norm = layer_norm(scope, num_features, epsilon=1e-5)
-        self.linear_1 = linear(scope / "linear_1", num_features, size, axes=("mlp", "embed"), use_bias=True)
-        self.act = activation_function(config.get("projector_hidden_act", "gelu"))
-        self.linear_2 = linear(scope / "linear_2", size, size, axes=("embed", "mlp"), use_bias=True)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, features] -> [P, E]."""
-        return self.linear_2(self.act(self.linear_1(self.layer_norm(x))))
+        return x[: patches.pixels.shape[0]]
 
 
 class InternVLVision(VisionTower):
@@ -216,7 +190,7 @@ class InternVLVision(VisionTower):
         self.vision_tower = InternViT(vision_scope(scope / "vision_tower"))
         self.patch_size, self.merge_size = self.vision_tower.patch_size, int(1 / config.get("downsample_ratio", 0.5))
         num_features = self.vision_tower.hidden_size * self.merge_size**2
-        self.multi_modal_projector = InternVLProjector(scope / "multi_modal_projector", num_features)
+        self.multi_modal_projector = VisionProjector(scope / "multi_modal_projector", num_features, is_normed=True)
 
     def __call__(self, patches: Patches) -> jax.Array:
         """See `VisionTower`."""

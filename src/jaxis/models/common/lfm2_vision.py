@@ -10,11 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.layers.leaves import layer_norm, linear
-from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.siglip import SiglipEncoder
-from jaxis.models.common.vision_layers import PositionTable, one_side, vision_scope
+from jaxis.models.common.vision_layers import PositionTable, VisionProjector, one_side, vision_scope
 from jaxis.models.common.vision_tower import Patches, VisionTower
 
 if TYPE_CHECKING:
@@ -84,30 +83,6 @@ class Siglip2Tower(JaxModule):
         return self.post_layernorm(self.encoder(self.embeddings(patches), patches.num_patches))
 
 
-class Lfm2Projector(JaxModule):
-    """From neighbouring patches to embeddings of the text.
-
-    Args:
-      scope: The projector's scope, with all of config.json.
-      num_features: Of neighbours together.
-    """
-
-    def __init__(self, scope: LayerScope, num_features: int) -> None:
-        config = scope.config
-        size, inner = config["text_config"]["hidden_size"], config.get("projector_hidden_size", 2560)
-        use_bias = config.get("projector_bias", True)
-        is_normed = config.get("projector_use_layernorm", True)
-        self.layer_norm = layer_norm(scope, num_features, epsilon=1e-5) if is_normed else None
-        self.linear_1 = linear(scope / "linear_1", num_features, inner, axes=("mlp", "embed"), use_bias=use_bias)
-        self.act = activation_function(config.get("projector_hidden_act", "gelu"))
-        self.linear_2 = linear(scope / "linear_2", inner, size, axes=("embed", "mlp"), use_bias=use_bias)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, features] -> [P, E]."""
-        x = x if self.layer_norm is None else self.layer_norm(x)
-        return self.linear_2(self.act(self.linear_1(x)))
-
-
 class Lfm2Vision(VisionTower):
     """The vision tower of LFM2-VL, with its projector.
 
@@ -130,9 +105,16 @@ class Lfm2Vision(VisionTower):
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
         scope = LayerScope(vllm_config, rng)
         self.vision_tower = Siglip2Tower(vision_scope(scope / "vision_tower"))
-        self.patch_size, self.merge_size = self.vision_tower.patch_size, scope.config.get("downsample_factor", 2)
+        config = scope.config
+        self.patch_size, self.merge_size = self.vision_tower.patch_size, config.get("downsample_factor", 2)
         num_features = self.vision_tower.hidden_size * self.merge_size**2
-        self.multi_modal_projector = Lfm2Projector(scope / "multi_modal_projector", num_features)
+        self.multi_modal_projector = VisionProjector(
+            scope / "multi_modal_projector",
+            num_features,
+            size=config.get("projector_hidden_size", 2560),
+            use_bias=config.get("projector_bias", True),
+            is_normed=config.get("projector_use_layernorm", True),
+        )
 
     def __call__(self, patches: Patches) -> jax.Array:
         """See `VisionTower`."""

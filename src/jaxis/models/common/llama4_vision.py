@@ -13,7 +13,9 @@ from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.vision_layers import (
+    CLASS_ROWS,
     VisionMLP,
+    add_class_token,
     attend_within,
     axial_rope_theta,
     one_side,
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from jaxis.config import VllmConfig
 
 _EPSILON = 1e-5
-_ROWS = 64  # that those of the class token and of padding after the patches are together
 
 
 class Llama4VisionAttention(JaxModule):
@@ -192,12 +193,8 @@ class Llama4VisionModel(JaxModule):
         """The patches -> [P / merge_size ** 2, output]."""
         num_rows, places = patches.pixels.shape[0], self.positional_embedding_vlm[...]
         x = self.patch_embedding(patches.pixels) + places[patches.rows * self.side + patches.columns]
-        whole = (self.class_embedding[...] + places[-1]).astype(x.dtype)
-        # The class token is the row after the patches and their padding.
-        x = jnp.concatenate([x, whole[None], jnp.zeros((_ROWS - 1, x.shape[-1]), x.dtype)])
-        x, rows = self.layernorm_pre(x), jnp.arange(num_rows + _ROWS)
-        segments = jnp.where((rows < patches.num_patches) | (rows == num_rows), 0, -1)
-        angles = jnp.pad(self._angles(patches), ((0, _ROWS), (0, 0)))
+        x, segments = add_class_token(x, self.class_embedding[...] + places[-1], patches.num_patches)
+        x, angles = self.layernorm_pre(x), jnp.pad(self._angles(patches), ((0, CLASS_ROWS), (0, 0)))
         for layer in self.model.layers:
             x = run_layer(layer, x, angles, segments)
         x = self.layernorm_post(x)[:num_rows]

@@ -11,20 +11,26 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.errors import ConfigError
-from jaxis.layers.leaves import layer_norm, linear
-from jaxis.layers.mlp import activation_function
+from jaxis.layers.leaves import layer_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.pixtral import PixtralTower
 from jaxis.models.common.siglip import SiglipEncoder, SiglipTower
-from jaxis.models.common.vision_layers import PatchConvolution, PositionTable, one_side, parameter, vision_scope
+from jaxis.models.common.vision_layers import (
+    CLASS_ROWS,
+    PatchConvolution,
+    PositionTable,
+    VisionProjector,
+    one_side,
+    parameter,
+    vision_scope,
+)
 from jaxis.models.common.vision_tower import Patches, VisionTower
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.hf_config import HFConfig
 
-_ROWS = 64  # that those of the class token and of padding after the patches are together
 _CLIP_DEFAULTS = {
     **{"intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
     **{"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
@@ -52,11 +58,11 @@ class ClipEmbeddings(JaxModule):
         self.position_embedding = PositionTable(scope / "position_embedding", side * side + 1, num_features)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """The patches -> [P + 64, C]: the class token is the row after those that are no padding."""
+        """The patches -> [P + CLASS_ROWS, C]: the class token is the row after those that are no padding."""
         places = 1 + patches.rows * self.side + patches.columns
         x = self.patch_embedding(patches.pixels) + self.position_embedding(places)
         whole = self.class_embedding[...] + self.position_embedding(jnp.zeros((), jnp.int32))
-        rows = jnp.concatenate([x, jnp.zeros((_ROWS, x.shape[-1]), x.dtype)])
+        rows = jnp.concatenate([x, jnp.zeros((CLASS_ROWS, x.shape[-1]), x.dtype)])
         return rows.at[patches.num_patches].set(whole.astype(x.dtype))
 
 
@@ -88,26 +94,6 @@ class ClipTower(JaxModule):
         """The patches -> [P, C], as this many layers leave them."""
         x = self.encoder(self.pre_layrnorm(self.embeddings(patches)), patches.num_patches + 1, num_layers)
         return x[: patches.pixels.shape[0]]
-
-
-class LlavaProjector(JaxModule):
-    """From the tower's features to embeddings of the text.
-
-    Args:
-      scope: The projector's scope, with all of config.json.
-      num_features: C.
-    """
-
-    def __init__(self, scope: LayerScope, num_features: int) -> None:
-        config = scope.config
-        size, use_bias = config["text_config"]["hidden_size"], config.get("multimodal_projector_bias", True)
-        self.linear_1 = linear(scope / "linear_1", num_features, size, axes=("mlp", "embed"), use_bias=use_bias)
-        self.act = activation_function(config.get("projector_hidden_act", "gelu"))
-        self.linear_2 = linear(scope / "linear_2", size, size, axes=("embed", "mlp"), use_bias=use_bias)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, C] -> [P, E]."""
-        return self.linear_2(self.act(self.linear_1(x)))
 
 
 class LlavaVision(VisionTower):
@@ -150,7 +136,10 @@ class LlavaVision(VisionTower):
             num_layers = 0
         self.num_layers = _num_layers(config, num_layers)
         self.patch_size, self.merge_size = self.vision_tower.patch_size, 1
-        self.multi_modal_projector = LlavaProjector(scope / "multi_modal_projector", self.vision_tower.hidden_size)
+        use_bias = config.get("multimodal_projector_bias", True)
+        self.multi_modal_projector = VisionProjector(
+            scope / "multi_modal_projector", self.vision_tower.hidden_size, use_bias=use_bias
+        )
 
     def __call__(self, patches: Patches) -> jax.Array:
         """See `VisionTower`."""

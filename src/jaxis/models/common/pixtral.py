@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.layers.leaves import linear, rms_norm
-from jaxis.layers.mlp import GatedMLP, activation_function
+from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.vision_layers import (
     PatchConvolution,
+    VisionProjector,
     attend_within,
     axial_rope_theta,
     one_segment,
@@ -146,8 +147,8 @@ class PatchMerger(JaxModule):
         return self.merging_layer(grouped.swapaxes(1, 2).reshape(grouped.shape[0], -1))
 
 
-class PixtralProjector(JaxModule):
-    """From the tower's features to embeddings of the text.
+class PixtralProjector(VisionProjector):
+    """From the tower's features to embeddings of the text, of neighbours together.
 
     Args:
       scope: The projector's scope, with all of config.json.
@@ -156,18 +157,14 @@ class PixtralProjector(JaxModule):
 
     def __init__(self, scope: LayerScope, num_features: int) -> None:
         config = scope.config
-        text = config["text_config"]
-        size, use_bias = text["hidden_size"], config.get("multimodal_projector_bias", False)
-        self.norm = rms_norm(scope, num_features, epsilon=text.get("rms_norm_eps", 1e-6))
+        super().__init__(scope, num_features, use_bias=config.get("multimodal_projector_bias", False))
+        self.norm = rms_norm(scope, num_features, epsilon=config["text_config"].get("rms_norm_eps", 1e-6))
         self.merge_size: int = config.get("spatial_merge_size", 2)
         self.patch_merger = PatchMerger(scope / "patch_merger", num_features, self.merge_size)
-        self.linear_1 = linear(scope / "linear_1", num_features, size, axes=("mlp", "embed"), use_bias=use_bias)
-        self.act = activation_function(config.get("projector_hidden_act", "gelu"))
-        self.linear_2 = linear(scope / "linear_2", size, size, axes=("embed", "mlp"), use_bias=use_bias)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [P, C] -> [P / merge_size ** 2, E]."""
-        return self.linear_2(self.act(self.linear_1(self.patch_merger(self.norm(x)))))
+        return super().__call__(self.patch_merger(self.norm(x)))
 
 
 class PixtralVision(VisionTower):

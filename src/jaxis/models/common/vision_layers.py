@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxis.errors import ConfigError
 from jaxis.kernels.weights import matmul
-from jaxis.layers.leaves import linear
+from jaxis.layers.leaves import layer_norm, linear
 from jaxis.layers.linear import DEFAULT_INIT
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _QUERY_CHUNK = 256  # patches whose scores are in memory at once
 _WINDOWS_AT_ONCE = 4
+CLASS_ROWS = 64
+"""Those that a class token and padding after it take: a number that chunks of attention divide."""
 
 
 class PatchConvolution(JaxModule):
@@ -90,6 +92,43 @@ class VisionMLP(JaxModule):
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [P, C] -> [P, C]."""
         return self.fc2(self.act(self.fc1(x)))
+
+
+class VisionProjector(JaxModule):
+    """`linear_2(act(linear_1(x)))`: from a tower's features to embeddings of the text.
+
+    Args:
+      scope: The projector's scope, with all of config.json.
+      num_features: Of the tower, or of neighbours together.
+      size: F, between the products; None is as many as an embedding has.
+      use_bias: Whether the products have biases.
+      is_normed: Whether a norm comes first.
+
+    Raises:
+      ConfigError: The activation is unknown.
+    """
+
+    def __init__(
+        self,
+        scope: LayerScope,
+        num_features: int,
+        *,
+        size: int | None = None,
+        use_bias: bool = True,
+        is_normed: bool = False,
+    ) -> None:
+        config, into, out = scope.config, ("mlp", "embed"), ("embed", "mlp")
+        hidden_size = config["text_config"]["hidden_size"]
+        inner = hidden_size if size is None else size
+        self.layer_norm = layer_norm(scope, num_features, epsilon=1e-5) if is_normed else None
+        self.linear_1 = linear(scope / "linear_1", num_features, inner, axes=into, use_bias=use_bias)
+        self.act = activation_function(config.get("projector_hidden_act", "gelu"))
+        self.linear_2 = linear(scope / "linear_2", inner, hidden_size, axes=out, use_bias=use_bias)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [P, features] -> [P, E]."""
+        x = x if self.layer_norm is None else self.layer_norm(x)
+        return self.linear_2(self.act(self.linear_1(x)))
 
 
 def attend_within(
@@ -190,6 +229,23 @@ def attend_in_windows(windows: Windows, q: jax.Array, k: jax.Array, v: jax.Array
 def one_segment(num_rows: int, num_patches: jax.Array) -> jax.Array:
     """The segments of patches that all see each other: i32 [num_rows], those after `num_patches` apart."""
     return jnp.where(jnp.arange(num_rows) < num_patches, 0, -1)
+
+
+def add_class_token(x: jax.Array, token: jax.Array, num_patches: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A class token, which patches see and which sees them, as the row after all patches and their padding.
+
+    Args:
+      x: [P, C].
+      token: [C].
+      num_patches: Those of x that are no padding.
+
+    Returns:
+      [P + CLASS_ROWS, C], and the segments of these rows for `attend_within`.
+    """
+    rows = jnp.arange(x.shape[0] + CLASS_ROWS)
+    segments = jnp.where((rows < num_patches) | (rows == x.shape[0]), 0, -1)
+    padding = jnp.zeros((CLASS_ROWS - 1, x.shape[-1]), x.dtype)
+    return jnp.concatenate([x, token.astype(x.dtype)[None], padding]), segments
 
 
 def rotate_halves(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

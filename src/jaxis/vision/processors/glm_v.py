@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jaxis.vision.processors.processor import size_within
 from jaxis.vision.processors.qwen_vl import QwenVLProcessor
 from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
 
@@ -46,15 +46,8 @@ class GlmVProcessor(QwenVLProcessor):
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
         """See `QwenVLProcessor`."""
-        side, frames = self.side, self.num_frames
+        side = self.side
         if min(width, height) < side:
             grow = max(side / height, side / width)
             width, height = int(width * grow), int(height * grow)
-        columns, rows = round(width / side), round(height / side)
-        if frames * columns * rows * side * side > self.max_pixels:
-            shrink = math.sqrt(frames * height * width / self.max_pixels)
-            columns, rows = (max(math.floor(each / shrink / side), 1) for each in (width, height))
-        elif frames * columns * rows * side * side < self.min_pixels:
-            grow = math.sqrt(self.min_pixels / (frames * height * width))
-            columns, rows = (math.ceil(each * grow / side) for each in (width, height))
-        return columns * side, rows * side
+        return size_within((width, height), side, self.min_pixels, self.max_pixels, frames=self.num_frames)

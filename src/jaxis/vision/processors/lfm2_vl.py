@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxis.vision.processors.processor import ImageProcessor, ViewGroup, tiles_of
+from jaxis.vision.processors.processor import ImageProcessor, ViewGroup, size_within, tiles_of
 from jaxis.vision.processors.settings import HALF_SCALE, ProcessorSettings
 
 if TYPE_CHECKING:
@@ -79,15 +79,8 @@ class Lfm2VLProcessor(ImageProcessor):
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
         """The width and height that a whole image is resized to."""
-        side = self.side
-        columns, rows = (max(round(each / side), 1) for each in (width, height))
-        if columns * rows > self.max_tokens:
-            shrink = math.sqrt(height * width / (self.max_tokens * side * side))
-            columns, rows = (max(math.floor(each / shrink / side), 1) for each in (width, height))
-        elif columns * rows < self.min_tokens:
-            grow = math.sqrt(self.min_tokens * side * side / (height * width))
-            columns, rows = (math.ceil(each * grow / side) for each in (width, height))
-        return columns * side, rows * side
+        least, most = (num_tokens * self.side**2 for num_tokens in (self.min_tokens, self.max_tokens))
+        return size_within((width, height), self.side, least, most, fewest=1)
 
     def tile_grid(self, width: int, height: int) -> tuple[int, int]:
         """Columns and rows of squares; (1, 1): the image is not cut."""

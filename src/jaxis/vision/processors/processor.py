@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,3 +121,27 @@ def tiles_of(image: Image | np.ndarray, size: int) -> np.ndarray:
     pixels = np.asarray(image)
     rows, columns = pixels.shape[0] // size, pixels.shape[1] // size
     return pixels.reshape(rows, size, columns, size, 3).swapaxes(1, 2).reshape(rows * columns, size, size, 3)
+
+
+def size_within(
+    size: tuple[int, int], side: int, least: int, most: int, *, frames: int = 1, fewest: int = 0
+) -> tuple[int, int]:
+    """The width and height nearest to an image's that are multiples of `side`, with bounds for the pixels of both.
+
+    Args:
+      size: The image's width and height.
+      side: Pixels.
+      least: The fewest pixels, approximately.
+      most: The most pixels.
+      frames: How often the pixels count.
+      fewest: Multiples of `side` that a width or height has at least before the bounds apply.
+    """
+    width, height = size
+    columns, rows = (max(round(each / side), fewest) for each in size)
+    if frames * columns * rows * side * side > most:
+        shrink = math.sqrt(frames * height * width / most)
+        columns, rows = (max(math.floor(each / shrink / side), 1) for each in size)
+    elif frames * columns * rows * side * side < least:
+        grow = math.sqrt(least / (frames * height * width))
+        columns, rows = (math.ceil(each * grow / side) for each in size)
+    return columns * side, rows * side

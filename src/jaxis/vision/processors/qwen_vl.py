@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxis.vision.processors.processor import ImageProcessor
+from jaxis.vision.processors.processor import ImageProcessor, size_within
 from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
 
 if TYPE_CHECKING:
@@ -52,15 +52,7 @@ class QwenVLProcessor(ImageProcessor):
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
         """The width and height that an image is resized to."""
-        side, most = self.side, self.max_pixels
-        columns, rows = round(width / side), round(height / side)
-        if columns * rows * side * side > most:
-            shrink = math.sqrt(height * width / most)
-            columns, rows = (max(math.floor(each / shrink / side), 1) for each in (width, height))
-        elif columns * rows * side * side < self.min_pixels:
-            grow = math.sqrt(self.min_pixels / (height * width))
-            columns, rows = (math.ceil(each * grow / side) for each in (width, height))
-        return columns * side, rows * side
+        return size_within((width, height), self.side, self.min_pixels, self.max_pixels)
 
     def views(self, image: Image) -> np.ndarray:
         """See `ImageProcessor`."""
