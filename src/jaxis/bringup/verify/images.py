@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxis.bringup.verify.compare import Gates, LogitsComparison, compare_logits, relative_error
 from jaxis.bringup.verify.reference import Reference
-from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
+from jaxis.bringup.verify.step_logits import recorded_logits
 from jaxis.errors import ConfigError
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
@@ -116,19 +116,11 @@ def check_images(llm: LLM, answer: ImageAnswer, gates: Gates) -> ImagesCheck:
         embeddings = encoder.rows(item, runner.programs)[:, : answer.embeddings.shape[1]]
     finally:
         encoder.let_go([item])
-    logits: dict[int, np.ndarray] = {}
-
-    def record(output: SchedulerOutput, computed: np.ndarray) -> None:
-        [entry] = output.scheduled
-        logits.update(zip(range(entry.start, entry.start + entry.num_tokens), computed, strict=False))
-
     llm._engine.reset()
-    runner.on_step_logits = record
-    try:
+    with recorded_logits(llm) as steps:
         llm._run([answer.prompt], SamplingParams(temperature=0.0, max_tokens=1), None, False, None)
-    finally:
-        runner.on_step_logits = None
     error = relative_error(embeddings, answer.embeddings, gates.module_tokens)
+    logits = steps[tuple(answer.prompt.token_ids)]
     actual = np.stack([logits[position] for position in range(len(answer.logits))])
     comparison = compare_logits(actual, answer.logits)
     passed = error <= gates.module_error and comparison.passes(gates)

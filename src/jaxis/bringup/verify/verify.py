@@ -25,8 +25,8 @@ from jaxis.bringup.verify.recording import Recording
 from jaxis.bringup.verify.reference import Reference, complete_config
 from jaxis.bringup.verify.shrink import tiny_twin
 from jaxis.bringup.verify.source import Source, find_source
+from jaxis.bringup.verify.step_logits import recorded_logits
 from jaxis.config.hf_config import HFConfig
-from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.errors import ConfigError
 from jaxis.host.extras import missing_module
 from jaxis.llm import LLM
@@ -114,23 +114,9 @@ def check_paths(
 
 def _run(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int, *, cached: bool = False) -> list[_Computed]:
     """Generates for the prompts together; `cached` asserts that some of each was in the prefix cache."""
-    steps: dict[tuple[int, ...], dict[int, np.ndarray]] = {tuple(prompt): {} for prompt in prompts}
-
-    def record(output: SchedulerOutput, logits: np.ndarray) -> None:
-        row = 0
-        for entry in output.scheduled:
-            rows = steps[tuple(entry.sequence.prompt_token_ids)]
-            for position in range(entry.start, entry.start + entry.num_tokens):
-                rows[position] = logits[row]
-                row += 1
-
-    runner = llm._engine.runner
-    runner.on_step_logits = record
-    try:
-        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    with recorded_logits(llm) as steps:
         outputs = llm.generate([list(prompt) for prompt in prompts], params, progress=False)
-    finally:
-        runner.on_step_logits = None
     results = []
     for prompt, output in zip(prompts, outputs, strict=True):
         assert not cached or output.num_cached_tokens
