@@ -1,9 +1,10 @@
-"""The losses of `jaxis train` beside PEFT's: adapters of Gemma 3 270M, from its GGUF file, on the rows of sailor.jsonl.
+"""The losses of `jaxis train` beside TRL's: adapters of Gemma 3 270M, from its GGUF file, on the rows of sailor.jsonl.
 
-    python benchmarks/lora_curves.py gemma-3-270m-q4_k_m.gguf
+    python -m venv PEERS && PEERS/bin/pip install 'torch==2.13.0' 'transformers>=5,<6' 'peft>=0.21' 'trl>=1.16' gguf
+    python benchmarks/lora_curves.py gemma-3-270m-q4_k_m.gguf --peers PEERS/bin/python
 
 Both get the same token ids in the same order, the same adapters at the start, and the same schedule. jaxis computes
-with the blocks of the file; PEFT and torch with the same weights, dequantized to float32 by gguf-py.
+with the blocks of the file; TRL's SFTTrainer, with PEFT, with the same weights, dequantized to float32 by gguf-py.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxis.inference.inference_config import read_yaml_mapping
-
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "training" / "sailor.yaml"
 
@@ -29,15 +28,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gguf", type=Path, help="gemma-3-270m-q4_k_m.gguf")
     parser.add_argument("--folder", type=Path, help="where runs are kept; None: they are not")
-    parser.add_argument("--only", choices=("jaxis", "torch"), help="one side, in this process")
+    parser.add_argument("--peers", default=sys.executable, help="Python of the environment with torch, PEFT and TRL")
+    parser.add_argument("--only", choices=("jaxis", "trl"), help="one side, in this process")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         if arguments.only is not None:
-            (train_jaxis if arguments.only == "jaxis" else train_torch)(arguments.gguf, folder)
+            (train_jaxis if arguments.only == "jaxis" else train_trl)(arguments.gguf, folder)
             return
-        for side in ("jaxis", "torch"):
-            command = [sys.executable, __file__, str(arguments.gguf), "--folder", str(folder), "--only", side]
+        for side, python in (("jaxis", sys.executable), ("trl", arguments.peers)):
+            command = [python, __file__, str(arguments.gguf), "--folder", str(folder), "--only", side]
             subprocess.run(command, check=True, cwd=ROOT)
         print_curves(folder)
 
@@ -45,6 +45,8 @@ def main() -> None:
 def train_jaxis(gguf: Path, folder: Path) -> None:
     """Trains with jaxis; leaves metrics.jsonl, the adapters at the start, and the examples of each step."""
     from jaxis.host.progress import ProgressDisplay
+    from jaxis.inference.inference_config import read_yaml_mapping
+    from jaxis.training.batch_source import GivenBatches
     from jaxis.training.config import TrainConfig
     from jaxis.training.trainable import make_trainable
     from jaxis.training.trainer import Trainer
@@ -58,11 +60,14 @@ def train_jaxis(gguf: Path, folder: Path) -> None:
     (folder / "start").mkdir(parents=True, exist_ok=True)
     start.write(folder / "start", {name: np.asarray(value) for name, value in start.initial.items()})
     del start
-    batches = trainer.data.batches
+    source = trainer.data.source
+    assert isinstance(source, GivenBatches)
+    batches = source.split.batches
     num_steps = config.training.num_train_epochs * batches.steps_per_epoch
     assert trainer.validation is not None
     held_out = trainer.validation.batches
     examples = {
+        "training": values["training"],
         "train": [row for step in range(num_steps) for row in rows_of(batches.batch(step))],
         "held_out": [row for i in range(held_out.steps_per_epoch) for row in rows_of(held_out.batch(i))],
     }
@@ -71,65 +76,70 @@ def train_jaxis(gguf: Path, folder: Path) -> None:
 
 
 def rows_of(batch: Any) -> list[dict[str, list[int]]]:
-    """The token ids of each row of one micro-batch, and which of them are learned."""
+    """The token ids of each row of one micro-batch, and as labels those that are learned."""
     rows = []
     for ids, learned, lengths in zip(batch.ids[0], batch.learned[0], batch.seq_lens[0], strict=True):
         length = int(lengths[0])
         if length:
             # `learned` is of the token that follows.
-            mask = [0, *(int(each) for each in learned[: length - 1])]
-            rows.append({"input_ids": ids[:length].tolist(), "completion_mask": mask})
+            labels = np.where([False, *learned[: length - 1]], ids[:length], -100)
+            rows.append({"input_ids": ids[:length].tolist(), "labels": labels.tolist()})
     return rows
 
 
-def train_torch(gguf: Path, folder: Path) -> None:
-    """Trains with PEFT and torch; leaves torch.json, a line a step."""
+def train_trl(gguf: Path, folder: Path) -> None:
+    """Trains with TRL; leaves trl.json, a line a step."""
+    import datasets
     import peft
+    import tokenizers
     import torch
     import transformers
+    import trl
+
+    lines: list[dict[str, float]] = []
+
+    class OrderedTrainer(trl.SFTTrainer):
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+        def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+            loss = super().training_step(*arguments, **keywords)
+            lines.append({"step": self.state.global_step + 1, "loss": loss.item()})
+            return loss
+
+        def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
+            metrics = super().evaluate(*arguments, **keywords)
+            lines.append({"step": self.state.global_step, "eval_loss": metrics["eval_loss"]})
+            return metrics
 
     examples = json.loads((folder / "examples.json").read_text())
-    model = peft.PeftModel.from_pretrained(dequantized_model(gguf), str(folder / "start"), is_trainable=True)
-    training = read_yaml_mapping(CONFIG)["training"]
-    size = training["per_device_train_batch_size"]
-    num_steps = len(examples["train"]) // size
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=training["learning_rate"], weight_decay=0.0)
-    schedule = transformers.get_scheduler(
-        training["lr_scheduler_type"], optimizer, training["warmup_steps"], num_training_steps=num_steps
+    training = examples["training"]
+    # Rows are token ids: what pads them is all that a tokenizer is needed for.
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"0": 0}, unk_token="0"))
+    trainer = OrderedTrainer(
+        peft.PeftModel.from_pretrained(dequantized_model(gguf), str(folder / "start"), is_trainable=True),
+        args=trl.SFTConfig(
+            output_dir=str(folder / "trl"),
+            per_device_train_batch_size=training["per_device_train_batch_size"],
+            per_device_eval_batch_size=len(examples["held_out"]),
+            num_train_epochs=1,  # which has the rows of all epochs
+            **{name: training[name] for name in ("learning_rate", "lr_scheduler_type", "warmup_steps", "eval_steps")},
+            eval_strategy="steps",
+            save_strategy="no",
+            gradient_checkpointing=False,
+            bf16=False,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            dataset_kwargs={"skip_prepare_dataset": True},
+            dataloader_pin_memory=False,
+        ),
+        train_dataset=datasets.Dataset.from_list(examples["train"]),
+        eval_dataset=datasets.Dataset.from_list(examples["held_out"]),
+        processing_class=transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="0", pad_token="0"),
     )
-    lines = []
-    for step in range(num_steps):
-        loss = torch_loss(model, examples["train"][step * size : (step + 1) * size])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
-        lines.append({"step": step + 1, "loss": loss.item()})
-        if (step + 1) % training["eval_steps"] == 0:
-            with torch.no_grad():
-                lines.append({"step": step + 1, "eval_loss": torch_loss(model, examples["held_out"]).item()})
-        print(lines[-1], flush=True)
-    (folder / "torch.json").write_text(json.dumps(lines))
-
-
-def torch_loss(model: Any, rows: list[dict[str, list[int]]]) -> Any:
-    """The mean loss of the learned tokens of padded rows."""
-    import torch
-
-    length = max(len(row["input_ids"]) for row in rows)
-    ids = torch.zeros(len(rows), length, dtype=torch.long)
-    attended, labels = torch.zeros_like(ids), torch.full_like(ids, -100)
-    for i, row in enumerate(rows):
-        tokens, learned = torch.tensor(row["input_ids"]), torch.tensor(row["completion_mask"]) == 1
-        ids[i, : len(tokens)], attended[i, : len(tokens)] = tokens, 1
-        labels[i, : len(tokens)] = torch.where(learned, tokens, -100)
-    causal = model.base_model.model
-    hidden = causal.model(input_ids=ids, attention_mask=attended).last_hidden_state
-    learned = labels[:, 1:] != -100
-    logits = causal.lm_head(hidden[:, :-1][learned])  # 262,144 of each token
-    return torch.nn.functional.cross_entropy(logits, labels[:, 1:][learned])
+    trainer.train()
+    (folder / "trl.json").write_text(json.dumps(lines))
 
 
 def dequantized_model(gguf: Path) -> Any:
@@ -163,11 +173,11 @@ def dequantized_model(gguf: Path) -> Any:
 def print_curves(folder: Path) -> None:
     """Prints the losses of both, and how far they are from each other."""
     ours = [json.loads(line) for line in (folder / "jaxis" / "metrics.jsonl").read_text().splitlines()]
-    theirs = json.loads((folder / "torch.json").read_text())
+    theirs = json.loads((folder / "trl.json").read_text())
     for name in ("loss", "eval_loss"):
         mine = {line["step"]: line[name] for line in ours if name in line}
         others = {line["step"]: line[name] for line in theirs if name in line}
-        print(f"\n{name:>9}      jaxis      torch  difference")
+        print(f"\n{name:>9}      jaxis        TRL  difference")
         for step in sorted(mine.keys() & others.keys()):
             difference = mine[step] / others[step] - 1
             print(f"{step:>9} {mine[step]:>10.5f} {others[step]:>10.5f}  {difference:>+10.2%}")
