@@ -137,29 +137,42 @@ clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Python compiles a package to bytecode when it is first imported. pip would compile all of them, most of which no answer needs.
+PIP_INSTALL := $(VENV)/bin/python -m pip install --quiet --no-compile
+
 # The build's requirements go into the environment, not into one of their own that pip would make for the build alone: the
 # largest, jaxlib, is needed anyway.
 $(VENV)/.made: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "jaxis needs Python 3.11 or newer and found none: install it, or give PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'], 'cmake', 'ninja', sep='\n')" > $(VENV)/build-requirements.txt
-	@$(VENV)/bin/python -m pip install --quiet --requirement $(VENV)/build-requirements.txt
+	@$(PIP_INSTALL) --upgrade pip
+	@$(VENV)/bin/python tools/requirements.py --build > $(VENV)/build-requirements.txt
+	@$(PIP_INSTALL) --requirement $(VENV)/build-requirements.txt
 	@touch $@
+
+# Builds jaxis, and installs what it requires with the extra $(1) meanwhile: one keeps a core busy, the other the others.
+define install
+@$(VENV)/bin/python tools/requirements.py $(1) > $(VENV)/requirements.txt
+@$(PIP_INSTALL) --requirement $(VENV)/requirements.txt & requirements=$$!; trap "kill $$requirements" INT TERM; \
+	$(PIP_INSTALL) --no-build-isolation --no-deps --editable .; built=$$?; \
+	wait $$requirements && exit $$built
+endef
 
 $(VENV)/.installed: $(VENV)/.made $(BUILT_FROM)
 	@echo "Installing jaxis into $(VENV), once"
-	@$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[all]'
+	$(call install,all)
 	@touch $@
 
 # All that .installed brings, and more: not one after the other, or jaxis would be built twice.
+$(VENV)/.installed-test: export JAXIS_ISAS = all
 $(VENV)/.installed-test: $(VENV)/.made $(BUILT_FROM)
 	@echo "Installing jaxis and what the tests need into $(VENV), with the kernels for every instruction set, once"
-	@JAXIS_ISAS=all $(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[test]'
+	$(call install,test)
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed
 	@echo "Installing the engines to compare with into $(VENV), once"
-	@$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
+	@$(PIP_INSTALL) --no-build-isolation --editable '.[bench]'
 	@touch $@
 
 $(SITE_BUILDER)/.installed:

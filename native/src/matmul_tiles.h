@@ -20,6 +20,8 @@ constexpr int64_t kMinTiledRows = 8;
 constexpr int64_t kTiledGroups = 6;
 constexpr int64_t kTiledColumnsAtOnce = kTiledGroups * kActivationGroup;
 
+#if defined(JAXIS_SIMD_AMX)
+
 // What micro_int8 makes of the sums of R rows' products with `groups` groups of w, from group `begin` of w and of x on,
 // as multiply_tiles leaves them; set in or (not `first`) added to c [R][32].
 template <int R>
@@ -77,5 +79,12 @@ inline void multiply_by_tiles(const QuantizedRows& x, int num, const IntegerColu
                              [&](auto r) { add_tile_sums<r()>(sums, x, w, begin, groups, c, first && begin == 0); });
   }
 }
+
+#else
+
+// Never called.
+inline void multiply_by_tiles(const QuantizedRows&, int, const IntegerColumns&, float*, bool) {}
+
+#endif
 
 }  // namespace jaxis::JAXIS_ISA

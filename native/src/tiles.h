@@ -116,8 +116,6 @@ constexpr bool kHasTiles = false;
 
 // Never called.
 inline void configure_tiles(int) {}
-inline void multiply_tiles(const uint8_t*, int64_t, const uint8_t*, int64_t, int64_t, int32_t*) {}
-JAXIS_INLINE F32x16 load_tile_sums(const int32_t*, int32_t) { return zero(); }
 
 #endif
 
