@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
+from jaxis.kernels.sampling import TokenFilters, logsumexp
+from jaxis.training import live_engine
 from jaxis.training.grpo.objective import GRPO, MISMATCH, VOCAB_MISMATCH, RolloutBatch
 from jaxis.training.grpo.rewards import advantages
-from jaxis.training.objectives import Scores
+from jaxis.training.objectives import Draws, Scores
 from jaxis.training.trainer import Trainer
 from tests.support import training
 
@@ -31,7 +35,8 @@ QUESTIONS = ("Who are you?", "Is water wet?", "Can birds fly?")
 
 def grpo_config(tmp_path, output, **settings):
     (tmp_path / "letter_rewards.py").write_text(REWARDS)
-    rows = [{"prompt": [{"role": "user", "content": each}], "letter": "I"} for each in QUESTIONS]
+    earlier = settings.pop("earlier", [])
+    rows = [{"prompt": [*earlier, {"role": "user", "content": each}], "letter": "I"} for each in QUESTIONS]
     grpo = {"num_generations": 4, "max_completion_length": 6, **settings.pop("grpo", {})}
     return training.train_config(
         None,
@@ -89,7 +94,7 @@ def test_the_derivative_is_that_of_weighted_log_probabilities(corrects):
     )
 
     def loss(logprobs):
-        losses = GRPO(corrects).loss(
+        losses = GRPO(corrects, has_filters=False).loss(
             lambda *_: Scores(logprobs, logprobs, None, lambda _: logprobs), {}, {}, batch, jax.random.key(0)
         )
         return losses.total, losses.sums
@@ -98,6 +103,61 @@ def test_the_derivative_is_that_of_weighted_log_probabilities(corrects):
     weights = np.minimum(np.exp(np.asarray(logprobs - sampled)), 2.0) if corrects else 1.0
     np.testing.assert_allclose(gradient, np.where(learned, -weights * gains, 0.0), rtol=1e-5, atol=1e-7)
     assert sums[MISMATCH] == np.abs(np.where(learned, logprobs - sampled, 0.0)).max()
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(131, 1.0, 0.0), (7, 1.0, 0.0), (131, 0.8, 0.0), (131, 1.0, 0.1), (20, 0.9, 0.01)]
+)
+def test_what_is_trained_is_the_distribution_that_was_drawn_from(top_k, top_p, min_p):
+    logits = np.random.default_rng(0).normal(0, 2, (5, 131)).astype(np.float32)
+    temperature, wanted = np.float32(0.7), logits.argmax(axis=1)
+    filters = TokenFilters(jnp.int32(top_k), jnp.float32(top_p), jnp.float32(min_p))
+
+    def logprobs(logits):
+        drawn = Draws(jnp.float32(temperature), filters).logits(logits)
+        return jnp.take_along_axis(drawn, wanted[:, None], axis=1)[:, 0] - logsumexp(drawn)
+
+    expected, slopes = [], []
+    for row, token in zip(logits.astype(np.float64) / temperature, wanted, strict=True):
+        order = np.argsort(-row)
+        kept = np.exp(row - row.max()) * np.isin(np.arange(131), order[:top_k])
+        kept *= kept >= min_p
+        before = np.concatenate([[0.0], np.cumsum(kept[order])[:-1]])
+        kept[order[before >= top_p * kept.sum()]] = 0.0
+        kept /= kept.sum()
+        expected.append(np.log(kept[token]))
+        slopes.append((np.eye(131)[token] - kept) / temperature)
+    np.testing.assert_allclose(logprobs(jnp.asarray(logits)), expected, rtol=1e-5, atol=1e-6)
+    found = jax.grad(lambda logits: logprobs(logits).sum())(jnp.asarray(logits))
+    np.testing.assert_allclose(found, slopes, atol=1e-6)
+
+
+@pytest.mark.slow
+@needs_kernels
+@pytest.mark.production_xla
+@pytest.mark.parametrize(
+    "distribution",
+    [{"temperature": 0.7}, {"temperature": 1.3, "top_p": 0.9}, {"top_k": 5, "min_p": 0.05}],
+    ids=lambda distribution: " ".join(distribution),
+)
+def test_training_sees_what_was_sampled_at_other_temperatures_and_from_fewer_tokens(distribution, here):
+    run(grpo_config(here, here / "out", grpo=distribution))
+    assert [(line[MISMATCH], line[VOCAB_MISMATCH]) for line in metrics(here / "out")] == [(0.0, 0.0)] * 4
+    assert any(line["grad_norm"] > 0 for line in metrics(here / "out"))
+
+
+@pytest.mark.slow
+@needs_kernels
+@pytest.mark.production_xla
+def test_training_sees_what_was_guessed_ahead(here, monkeypatch):
+    # By default nothing is guessed while steps are as short as this model's.
+    monkeypatch.setattr(live_engine, "EngineArgs", partial(EngineArgs, speculative_config={"method": "ngram"}))
+    answer = "I am Tiny, the small demonstration model of jaxis. I know a few tables and nothing else."
+    earlier = [{"role": "user", "content": QUESTIONS[0]}, {"role": "assistant", "content": answer}]
+    run(grpo_config(here, here / "out", max_steps=2, earlier=earlier, grpo={"max_completion_length": 24}))
+    lines = metrics(here / "out")
+    assert [(line[MISMATCH], line[VOCAB_MISMATCH]) for line in lines] == [(0.0, 0.0)] * 2
+    assert all(line["drafts_accepted"] > 0.1 for line in lines)
 
 
 @pytest.mark.slow
@@ -164,7 +224,10 @@ def test_the_plain_forward_pass_is_noticed_or_corrected(here):
         ({"reward_functions": []}, "TRL_GRPO needs training.reward_functions"),
         ({"reward_functions": ["letter_rewards:missing"]}, "has no function 'missing'"),
         ({"per_device_train_batch_size": 3}, "a step has 6 answers .* no whole number of groups"),
-        ({"grpo": {"temperature": 0.5}}, "temperature"),
+        ({"grpo": {"temperature": 0}}, "temperature=0 makes all answers of a group alike"),
+        ({"grpo": {"top_p": 0}}, "training.grpo.top_p=0 must be more than 0"),
+        ({"grpo": {"top_k": 5}, "forward_pass": "plain"}, "need training.forward_pass=engine"),
+        ({"grpo": {"repetition_penalty": 1.1}}, "repetition_penalty"),
         ({"grpo": {"on_mismatch": "shrug"}}, "on_mismatch='shrug' must be one of error, correct, ignore"),
         ({"grpo": {"max_prompt_length": 2}}, "prompts.jsonl, line 1: its prompt of .* leaves no room"),
     ],

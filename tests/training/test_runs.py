@@ -21,6 +21,7 @@ from jaxis.loading.safetensors_writer import SafetensorsWriter
 from jaxis.training.base_model import open_base_model
 from jaxis.training.batches import Batches, BatchShape
 from jaxis.training.config import TrainConfig
+from jaxis.training.export import write_model
 from jaxis.training.metrics import MetricsFile
 from jaxis.training.trainable import make_trainable
 from jaxis.training.trainer import Trainer
@@ -164,6 +165,16 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_checkpoint(c
     with pytest.raises(EngineError, match=r"step 2: the loss is .*the last good checkpoint is .*checkpoint-1: lower"):
         training.run(config)
     assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_a_model_has_no_files_of_the_run_that_made_its_base(checkpoint, tmp_path):
+    base, output = shutil.copytree(checkpoint("qwen3"), tmp_path / "base"), tmp_path / "out"
+    for name in ("metrics.jsonl", "answers.jsonl", "report.html", "kept.txt"):
+        (base / name).write_text("{}")
+    output.mkdir()
+    write_model(base, output, lambda _, tensor: tensor, is_tied=True)
+    assert (output / "kept.txt").exists()
+    assert not any((output / name).exists() for name in ("metrics.jsonl", "answers.jsonl", "report.html"))
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def parse_answer(
         prompt=output.prompt or "",
     )
     parsed = parse_output(parser, completion.text)
-    calls = [_call_fields(call, f"{row_id}:{number}") for number, call in enumerate(parsed.tool_calls)]
+    calls = [call_fields(call, f"{row_id}:{number}") for number, call in enumerate(parsed.tool_calls)]
     message = Message(
         Role.ASSISTANT,
         parsed.content or (None if calls else ""),
@@ -81,7 +81,8 @@ def parse_answer(
     return message, "tool_calls" if calls and completion.finish_reason == "stop" else completion.finish_reason
 
 
-def _call_fields(call: ToolCall, seed: str) -> dict[str, Any]:
+def call_fields(call: ToolCall, seed: str) -> dict[str, Any]:
+    """A call in OpenAI's format; an id that the model did not write is the same each time for the same seed."""
     return {
         "id": derived_call_id(seed) if is_generated(call.id) else call.id,
         "type": "function",

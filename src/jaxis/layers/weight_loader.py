@@ -20,6 +20,7 @@ from jaxis.errors import CheckpointError
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.module import named_children
 from jaxis.layers.weight_format import InvalidWeightError
+from jaxis.loading.given_tensors import BorrowedArray
 from jaxis.loading.headers import reading_only_headers
 from jaxis.parallel.mesh import logical_sharding, put
 
@@ -82,6 +83,8 @@ def place_array(tensor: np.ndarray | jax.Array, axes: tuple[str | None, ...] | N
     """
     if reading_only_headers() or isinstance(tensor, Tracer):
         return cast(jax.Array, tensor)  # a HeaderTensor stands in for an array
+    if isinstance(tensor, BorrowedArray):
+        tensor = np.array(tensor)  # on a CPU, JAX's arrays may otherwise share its memory
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jax.device_put(tensor)

@@ -21,6 +21,10 @@ pairs. Arrays are NumPy's, JAX's, or what has `__dlpack__`, as PyTorch's have.""
 _FLOATS = (np.floating, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 
 
+class BorrowedArray(np.ndarray):
+    """An array, or a view of one, that the caller may write to once it was read: to be kept, it is copied."""
+
+
 class GivenTensors:
     """The tensors, as `Checkpoint` has those of files: in the types of the model's own checkpoint. A context manager.
 
@@ -70,14 +74,11 @@ def _pairs(weights: GivenWeights, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _host_array(name: str, value: Any) -> np.ndarray:
-    """The value as an array in the host's memory.
-
-    What others can write to is copied: on a CPU, JAX's arrays may otherwise share its memory.
-    """
+    """The value as an array in the host's memory; borrowed, if others can write to it."""
     try:
         if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and not value.flags.writeable):
             return np.asarray(value)
-        return np.array(value if isinstance(value, np.ndarray) else jnp.from_dlpack(value))
+        return np.asarray(value if isinstance(value, np.ndarray) else jnp.from_dlpack(value)).view(BorrowedArray)
     except (AttributeError, TypeError, ValueError, RuntimeError, BufferError) as error:
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"tensor {name!r} is no array of NumPy, JAX or DLPack: {reason}") from None

@@ -68,7 +68,7 @@ class AnswerScores:
         """
         greedy = SamplingParams(temperature=0.0, max_tokens=self._max_tokens)
         found = self._engine.answers(model, self._prompts.ids, [greedy] * len(self._prompts.ids))
-        answered = self._prompts.answered(found)
+        answered = self._prompts.answered([each.text for each in found], [each.token_ids for each in found])
         scores = scores_of(self._scorer, f"training.metrics_function={self._function_name!r}", answered)
         for where, prompt, answer, score in zip(self._prompts.where, answered["prompts"], found, scores, strict=True):
             write({"step": step, "row": where, "prompt": prompt, "answer": answer.text, "score": score})

@@ -21,7 +21,8 @@ from jaxis.training.tensor_places import TensorPlaces
 
 # Written last: without them a folder is no model and no adapter.
 _LAST = ("config.json", "adapter_config.json")
-_OF_THE_BASE = ("README.md",)
+# What says of the base how it came about; a base that was trained here has a run's own files.
+_OF_THE_BASE = ("README.md", "metrics.jsonl", "answers.jsonl", "report.html")
 
 ChangeTensor = Callable[[str, np.ndarray], np.ndarray]
 """(A tensor's name in the checkpoint, the tensor) -> what it is in the finished model."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from jaxis.errors import RequestError
 from jaxis.inference.conversation import Role
-from jaxis.outputs import CompletionOutput
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import messages_for_template
 from jaxis.training.rows import DataRow, Dialogue, Preference, raise_faults
@@ -21,9 +20,11 @@ class HeldOutPrompts:
       tokenizer: The model's.
       template: Arguments of `Tokenizer.apply_chat_template`.
       max_tokens: Most tokens of a prompt.
+      tools: JSON schemas of the functions that the model may call, in the place of those of the rows; None: theirs.
 
     Attributes:
       ids: Token ids of each prompt.
+      prompts: What they are of: a string, or messages.
       where: The row of each.
       longest: Tokens of the longest one.
 
@@ -32,11 +33,17 @@ class HeldOutPrompts:
     """
 
     def __init__(
-        self, rows: Sequence[DataRow], tokenizer: Tokenizer, template: Mapping[str, Any], max_tokens: int
+        self,
+        rows: Sequence[DataRow],
+        tokenizer: Tokenizer,
+        template: Mapping[str, Any],
+        max_tokens: int,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         self.ids: list[list[int]] = []
         self.where = [row.where for row in rows]
-        self._prompts: list[Any] = []
+        self.prompts: list[Any] = []
+        self._tokenizer, self._template = tokenizer, template
         self._columns: dict[str, list[Any]] = {
             name: [row.columns.get(name) for row in rows]
             for name in sorted({key for row in rows for key in row.columns})
@@ -45,10 +52,10 @@ class HeldOutPrompts:
         faults = []
         for row in rows:
             try:
-                prompt, ids, reference = _prompt(row, tokenizer, template)
+                prompt, ids, reference = self._prompt(row, tools)
                 if len(ids) > max_tokens:
                     raise RequestError(f"its prompt of {len(ids)} tokens leaves no room for an answer")
-                self._prompts.append(prompt)
+                self.prompts.append(prompt)
                 self.ids.append(ids)
                 references.append(reference)
             except RequestError as error:
@@ -57,42 +64,54 @@ class HeldOutPrompts:
         self._columns.setdefault("reference", references)
         self.longest = max(map(len, self.ids))
 
+    def encode(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
+        """The token ids of a conversation that the model is to answer.
+
+        Raises:
+          RequestError: The chat template refuses it.
+        """
+        source = self._template.get("chat_template")
+        written = messages_for_template(messages, self._tokenizer, chat_template=source, tools=tools)
+        return self._tokenizer.encode_chat(written, tools=tools, add_generation_prompt=True, **self._template)
+
+    def columns_of(self, place: int) -> dict[str, Any]:
+        """The columns of a prompt's row."""
+        return {name: values[place] for name, values in self._columns.items()}
+
     def answered(
-        self, answers: Sequence[CompletionOutput], places: Sequence[int] | None = None
+        self, completions: Sequence[Any], completion_ids: Sequence[list[int]], places: Sequence[int] | None = None
     ) -> dict[str, list[Any]]:
         """Arguments of a function that scores answers. Conversations and their answers are lists of messages.
 
         Args:
-          answers: The answers.
+          completions: Of each answer its text, or its messages.
+          completion_ids: The token ids of each.
           places: Which prompt each is to; None: to all of them, in their order.
         """
-        places = range(len(self._prompts)) if places is None else places
-        prompts = [self._prompts[place] for place in places]
-        completions = [
-            answer.text if isinstance(prompt, str) else [{"role": "assistant", "content": answer.text}]
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
+        places = range(len(self.prompts)) if places is None else places
+        prompts = [self.prompts[place] for place in places]
         return {
             **{name: [values[place] for place in places] for name, values in self._columns.items()},
             "prompts": prompts,
-            "completions": completions,
-            "completion_ids": [answer.token_ids for answer in answers],
+            "completions": [
+                [{"role": "assistant", "content": completion}]
+                if isinstance(prompt, list) and isinstance(completion, str)
+                else completion
+                for prompt, completion in zip(prompts, completions, strict=True)
+            ],
+            "completion_ids": list(completion_ids),
         }
 
-
-def _prompt(row: DataRow, tokenizer: Tokenizer, template: Mapping[str, Any]) -> tuple[Any, list[int], str]:
-    """The prompt of a row, its token ids, and the row's own answer."""
-    sample = row.sample.chosen if isinstance(row.sample, Preference) else row.sample
-    if not isinstance(sample, Dialogue):
-        if not sample.prompt:
-            raise RequestError("has no prompt to answer: leave training.metrics_function out")
-        return sample.prompt, tokenizer.encode(sample.prompt), sample.completion
-    last = max(i for i, message in enumerate(sample.messages) if message["role"] == Role.ASSISTANT)
-    if not last:
-        raise RequestError("has no prompt to answer: it begins with the assistant")
-    messages = messages_for_template(
-        sample.messages[:last], tokenizer, chat_template=template.get("chat_template"), tools=sample.tools
-    )
-    text = tokenizer.apply_chat_template(messages, tools=sample.tools, add_generation_prompt=True, **template)
-    prompt = [dict(message) for message in sample.messages[:last]]
-    return prompt, tokenizer.encode(text, add_special_tokens=False), sample.messages[last].get("content") or ""
+    def _prompt(self, row: DataRow, tools: Sequence[Mapping[str, Any]] | None) -> tuple[Any, list[int], str]:
+        """The prompt of a row, its token ids, and the row's own answer."""
+        sample = row.sample.chosen if isinstance(row.sample, Preference) else row.sample
+        if not isinstance(sample, Dialogue):
+            if not sample.prompt:
+                raise RequestError("has no prompt to answer: leave training.metrics_function out")
+            return sample.prompt, self._tokenizer.encode(sample.prompt), sample.completion
+        last = max(i for i, message in enumerate(sample.messages) if message["role"] == Role.ASSISTANT)
+        if not last:
+            raise RequestError("has no prompt to answer: it begins with the assistant")
+        prompt = [dict(message) for message in sample.messages[:last]]
+        ids = self.encode(prompt, sample.tools if tools is None else tools)
+        return prompt, ids, sample.messages[last].get("content") or ""

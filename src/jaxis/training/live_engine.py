@@ -30,6 +30,7 @@ class LiveEngine:
     def __init__(self, base: BaseModel, max_model_len: int, progress: ProgressDisplay) -> None:
         self._base, self._max_model_len, self._progress = base, max_model_len, progress
         self._built: BuiltEngine | None = None
+        self._model: JaxModule | None = None
 
     def answers(
         self, model: JaxModule, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
@@ -37,7 +38,8 @@ class LiveEngine:
         """An answer to each prompt.
 
         Args:
-          model: With the weights of the moment; of the same structure each time.
+          model: With the weights of the moment; of the same structure each time. What was cached for it is found
+            again if it is that of the last call.
           prompts: Token ids.
           params: How each is answered.
 
@@ -69,6 +71,7 @@ class LiveEngine:
                 max_model_len=self._max_model_len,
             )
             self._built = build_engine(args, self._progress, weights=model, tokenizer=base.tokenizer)
-        else:
+        elif model is not self._model:
             self._built.weights.update(model)
+        self._model = model
         return self._built.engine

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.engine.execution.model_arrays import GenerativeModel
-from jaxis.kernels.sampling import logsumexp
+from jaxis.kernels.sampling import TokenFilters, logsumexp, tempered, weights_of
 from jaxis.layers.attention_metadata import ScratchCache
 from jaxis.layers.module import JaxModule
 from jaxis.training.batches import TrainingBatch
@@ -61,11 +61,36 @@ class Losses(NamedTuple):
     router_sums: RouterSums | None
 
 
+class Draws(NamedTuple):
+    """From what a model's distribution becomes the tokens of a micro-batch were drawn.
+
+    Attributes:
+      temperature: float32 scalar, which logits are divided by.
+      filters: Of scalars; None keeps every token.
+    """
+
+    temperature: jax.Array
+    filters: TokenFilters | None
+
+    def logits(self, logits: jax.Array) -> jax.Array:
+        """The logits that were drawn from, as the sampler has them: float32 [R, V] -> [R, V], -inf where filtered."""
+        temperature = jnp.full(len(logits), self.temperature)
+        divided = tempered(logits, temperature)
+        if self.filters is None:
+            return divided
+        filters = TokenFilters(*(jnp.full(len(logits), each) for each in self.filters))
+        # Which tokens are kept is not differentiated.
+        fixed = jax.lax.stop_gradient(logits)
+        cutoff = weights_of(fixed, temperature, filters).cutoff
+        assert cutoff is not None
+        return jnp.where(fixed >= cutoff[:, None], divided, -jnp.inf)
+
+
 class Forward(Protocol):
     """A model as objectives see it."""
 
-    def __call__(self, values: Values, batch: TrainingBatch, key: jax.Array) -> Scores:
-        """Scores a micro-batch."""
+    def __call__(self, values: Values, batch: TrainingBatch, key: jax.Array, draws: Draws | None = None) -> Scores:
+        """Scores a micro-batch, by the model's own distribution or by what tokens were drawn from."""
         ...
 
 
@@ -80,7 +105,7 @@ def token_logprobs(
     """The log-probabilities of targets.
 
     Args:
-      compute_logits: Hidden states [N, E] to logits [N, V].
+      compute_logits: Hidden states [N, E] to logits, float32 [N, V].
       hidden: [N, E].
       targets: int32 [N].
       learned: bool [N].
@@ -100,7 +125,7 @@ def token_logprobs(
     is_real = jnp.arange(len(padded)) < size
 
     def score(rows: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = compute_logits(rows).astype(jnp.float32)
+        logits = compute_logits(rows)
         chosen = jnp.take_along_axis(logits, wanted[:, None], axis=-1)[:, 0]
         # As the sampler has it.
         logprobs = chosen - logsumexp(logits)
@@ -161,7 +186,7 @@ def make_forward(
 
     is_mapped = not model.has_experts and scratch is None
 
-    def forward(values: Values, batch: TrainingBatch, key: jax.Array) -> Scores:
+    def forward(values: Values, batch: TrainingBatch, key: jax.Array, draws: Draws | None = None) -> Scores:
         values = model.gathered(values)
         keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(batch.number)
 
@@ -177,12 +202,17 @@ def make_forward(
             hidden, router_sums = jax.vmap(of_row, axis_name=_ROWS)(batch, keys)
         else:
             hidden, router_sums = jax.lax.map(lambda each: of_row(*each), (batch, keys))
-        head = bind(key).compute_logits
+        compute_logits = bind(key).compute_logits
+
+        def head(hidden: jax.Array) -> jax.Array:
+            logits = compute_logits(hidden).astype(jnp.float32)
+            return logits if draws is None else draws.logits(logits)
+
         shape = batch.ids.shape
         rows = hidden.reshape(-1, hidden.shape[-1])
 
         def vocab_logprobs(positions: jax.Array) -> jax.Array:
-            logits = head(rows[positions]).astype(jnp.float32)
+            logits = head(rows[positions])
             return logits - logsumexp(logits)[:, None]
 
         logprobs, hits = token_logprobs(

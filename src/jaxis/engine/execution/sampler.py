@@ -23,6 +23,7 @@ from jaxis.kernels.sampling import (
     draw,
     logsumexp,
     mask_tokens,
+    tempered,
     token_ranks,
     top_tokens,
     weights_of,
@@ -126,12 +127,12 @@ def _logprobs_by_mode(
       arrays: Of the rows.
       features: Those that the arrays were built for.
     """
-    tempered = kept = adjusted
+    divided = kept = adjusted
     if weights is not None:
-        tempered = kept = adjusted / _temperature(arrays)[:, None]
+        divided = kept = tempered(adjusted, _temperature(arrays))
         if weights.cutoff is not None:
-            kept = jnp.where(adjusted >= weights.cutoff[:, None], tempered, -jnp.inf)
-    log_mass = logsumexp(kept) - logsumexp(tempered)
+            kept = jnp.where(adjusted >= weights.cutoff[:, None], divided, -jnp.inf)
+    log_mass = logsumexp(kept) - logsumexp(divided)
     mode = arrays.logprobs_mode[:, 0]
     is_processed = (mode == _MODES["processed_logprobs"]) | (mode == _MODES["processed_logits"])
     is_logits = (mode == _MODES["raw_logits"]) | (mode == _MODES["processed_logits"])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.kernels.sampling import cpu, tiles
-from jaxis.kernels.sampling.categorical import draw, sample_categorical, weights_of
+from jaxis.kernels.sampling.categorical import draw, sample_categorical, tempered, weights_of
 from jaxis.kernels.sampling.filters import TokenFilters
 from jaxis.parallel.mesh import devices_of_layer
 
@@ -17,6 +17,7 @@ __all__ = [
     "logsumexp",
     "mask_tokens",
     "sample_categorical",
+    "tempered",
     "token_ranks",
     "top_tokens",
     "weights_of",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.materialize import in_whole_vectors
+from jaxis.kernels.materialize import in_whole_vectors, materialize
 from jaxis.kernels.sampling import cpu
 from jaxis.kernels.sampling.filters import TokenFilters, TokenWeights, weigh_tokens
 from jaxis.kernels.sampling.tiles import TILE
@@ -39,6 +39,15 @@ def weights_of(logits: jax.Array, temperature: jax.Array, filters: TokenFilters 
     """What `draw` draws from; the arguments are those of `sample_categorical`."""
     weigh = cpu.weigh_tokens if cpu.supports(logits) else weigh_tokens
     return weigh(logits, 1.0 / temperature, filters)
+
+
+def tempered(logits: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Logits divided by the temperature of their row: float32 [R, V], positive float32 [R] -> float32 [R, V].
+
+    The last bits are the same in every program that calls this. Of a division XLA makes a product with the reciprocal
+    in some of them, and it may skip the rounding of that product where something is subtracted from it.
+    """
+    return materialize(logits * materialize(1.0 / temperature)[:, None])
 
 
 def draw(logits: jax.Array, weights: TokenWeights, seed: jax.Array, step: jax.Array) -> jax.Array:

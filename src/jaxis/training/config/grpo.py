@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jaxis.errors import ConfigError
+from jaxis.errors import ConfigError, RequestError
+from jaxis.sampling_params import SamplingParams
 from jaxis.training.config.section import TORCH_ONLY, ConfigSection
 
 ERROR, CORRECT, IGNORE = "error", "correct", "ignore"
@@ -27,6 +28,14 @@ class GrpoParams(ConfigSection):
         `forward_pass: engine`, else correct.
       vocab_mismatch_positions: At how many positions of each micro-batch's answers the log-probabilities of the whole
         vocabulary are compared, too.
+      temperature: At which answers are sampled.
+      top_p: Tokens are sampled from the most likely ones whose probabilities add up to this.
+      top_k: Tokens are sampled from so many of the most likely ones; 0: from all.
+      min_p: Tokens are sampled from those that are at least this share as likely as the most likely one; None: from
+        all.
+      environment_factory: `module:Class`, whose instances have tools that answers call; see `Environments`. None: an
+        answer is one turn.
+      max_tool_calling_iterations: Most turns of an answer that call tools; None: as many as its tokens have room for.
     """
 
     num_generations: int = 8
@@ -37,11 +46,16 @@ class GrpoParams(ConfigSection):
     on_mismatch: str | None = None
     vocab_mismatch_positions: int = 2
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+    environment_factory: str | None = None
+    max_tool_calling_iterations: int | None = None
     epsilon: float = 0.2
     num_iterations: int = 1
     beta: float = 0.0
     loss_type: str = "dapo"
-    repetition_penalty: float | None = None
+    repetition_penalty: float = 1.0
     model_init_kwargs: Any = None
     remove_unused_columns: bool = False
     use_vllm: bool = False
@@ -57,7 +71,6 @@ class GrpoParams(ConfigSection):
         "model_init_kwargs": TORCH_ONLY,
     }
     REFUSED: ClassVar[Mapping[str, str]] = {
-        "temperature": "answers are sampled from the distribution that is trained; leave it out",
         "repetition_penalty": "answers are sampled from the distribution that is trained; leave it out",
         "num_iterations": "a batch has one update; leave it out",
         "beta": "there is no reference model; leave it out",
@@ -75,9 +88,30 @@ class GrpoParams(ConfigSection):
         self.check_number("vocab_mismatch_positions", 0, whole=True)
         if self.max_prompt_length is not None:
             self.check_number("max_prompt_length", 1, whole=True)
+        if self.max_tool_calling_iterations is not None:
+            self.check_number("max_tool_calling_iterations", 0, whole=True)
+        self.check("environment_factory", str, "module:Class", optional=True)
+        self._check_sampling()
         for name in ("scale_rewards", "log_completions"):
             self.check(name, bool, "true or false")
         if self.on_mismatch not in (None, ERROR, CORRECT, IGNORE):
             raise ConfigError(
                 f"training.grpo.on_mismatch={self.on_mismatch!r} must be one of {ERROR}, {CORRECT}, {IGNORE}"
             )
+
+    def _check_sampling(self) -> None:
+        try:
+            params = SamplingParams(
+                temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p or 0.0
+            )
+        except RequestError as error:
+            raise ConfigError(f"training.grpo.{error}") from None
+        if params.greedy:
+            raise ConfigError(
+                f"training.grpo.temperature={self.temperature} makes all answers of a group alike: give one above 0"
+            )
+
+    @property
+    def has_filters(self) -> bool:
+        """Whether some tokens cannot be sampled."""
+        return self.top_p < 1 or self.top_k > 0 or bool(self.min_p)

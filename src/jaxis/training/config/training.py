@@ -220,9 +220,16 @@ class TrainingParams(ConfigSection):
                 f"training.reward_functions={names!r} must be a list of names such as rewards:exact, a function of "
                 "rewards.py"
             )
-        if bool(names) != (self.trainer_type == GRPO):
-            what = "needs" if self.trainer_type == GRPO else "has no"
+        is_grpo = self.trainer_type == GRPO
+        # An environment may reward by itself.
+        if bool(names) != is_grpo and not (is_grpo and self.grpo.environment_factory):
+            what = "needs" if is_grpo else "has no"
             raise ConfigError(f"training.trainer_type={self.trainer_type} {what} training.reward_functions")
+        if self.grpo.has_filters and self.forward_pass != ENGINE:
+            raise ConfigError(
+                "training.grpo.top_p, top_k and min_p need training.forward_pass=engine, which keeps the tokens that "
+                "were kept when answers were sampled"
+            )
         if self.trainer_type == GRPO and self.eval_strategy != "no":
             raise ConfigError("training.eval_strategy cannot be honoured with TRL_GRPO: give no")
 

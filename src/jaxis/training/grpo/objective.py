@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxis.kernels.sampling import TokenFilters
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.config import CORRECT, TrainingParams
 from jaxis.training.functional_model import Values
-from jaxis.training.objectives import Forward, Losses
+from jaxis.training.objectives import Draws, Forward, Losses
 
 MISMATCH = "sampler_trainer_logprob_diff_max"
 VOCAB_MISMATCH = "sampler_trainer_logprob_diff_vocab_max"
@@ -31,17 +32,25 @@ class RolloutBatch(TrainingBatch):
       advantages: float32 [M, B, L], of the answer that the target belongs to.
       vocab_positions: int32 [M, N], of tokens, counted through the rows of a micro-batch.
       vocab_logprobs: float32 [M, N, V], the engine's of all tokens that could follow those.
+      temperature: float32 [M], at which tokens were sampled.
+      top_k: int32 [M], and the two below: see `TokenFilters`.
+      top_p: float32 [M].
+      min_p: float32 [M].
     """
 
     sampled_logprobs: np.ndarray | jax.Array
     advantages: np.ndarray | jax.Array
     vocab_positions: np.ndarray | jax.Array
     vocab_logprobs: np.ndarray | jax.Array
+    temperature: np.ndarray | jax.Array
+    top_k: np.ndarray | jax.Array
+    top_p: np.ndarray | jax.Array
+    min_p: np.ndarray | jax.Array
 
 
 def grpo_of(params: TrainingParams) -> GRPO:
     """The loss that a run asks for."""
-    return GRPO(corrects=params.on_mismatch == CORRECT)
+    return GRPO(corrects=params.on_mismatch == CORRECT, has_filters=params.grpo.has_filters)
 
 
 @dataclass(frozen=True)
@@ -53,9 +62,11 @@ class GRPO:
 
     Attributes:
       corrects: Whether a token counts by how much likelier training sees it than it was sampled, up to MAX_WEIGHT.
+      has_filters: Whether only some tokens could be sampled.
     """
 
     corrects: bool
+    has_filters: bool
 
     def weight(self, batch: TrainingBatch) -> jax.Array:
         """See `Objective`."""
@@ -66,7 +77,9 @@ class GRPO:
         del frozen
         rollouts = cast(RolloutBatch, batch)
         rows = TrainingBatch(**{field.name: getattr(batch, field.name) for field in dataclasses.fields(TrainingBatch)})
-        scores = forward(values, rows, key)
+        filters = TokenFilters(*map(jnp.asarray, (rollouts.top_k, rollouts.top_p, rollouts.min_p)))
+        draws = Draws(jnp.asarray(rollouts.temperature), filters if self.has_filters else None)
+        scores = forward(values, rows, key, draws)
         logprobs = scores.logprobs
         now = jax.lax.stop_gradient(logprobs)
         change = jnp.where(batch.learned, now - rollouts.sampled_logprobs, 0.0)

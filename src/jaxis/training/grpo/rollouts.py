@@ -9,13 +9,14 @@ import numpy as np
 
 from jaxis.errors import ConfigError, EngineError
 from jaxis.layers.module import JaxModule
-from jaxis.outputs import CompletionOutput
 from jaxis.sampling_params import ALL_LOGPROBS, SamplingParams
 from jaxis.training.base_model import BaseModel
 from jaxis.training.batch_source import Moment
 from jaxis.training.batches import Batches, BatchShape, TrainingBatch
 from jaxis.training.config import ERROR, TrainConfig
 from jaxis.training.examples import Example
+from jaxis.training.grpo.environments import Environments
+from jaxis.training.grpo.episode import Episode
 from jaxis.training.grpo.objective import MISMATCH, VOCAB_MISMATCH, RolloutBatch
 from jaxis.training.grpo.rewards import Rewards, advantages
 from jaxis.training.held_out_prompts import HeldOutPrompts
@@ -23,6 +24,7 @@ from jaxis.training.live_engine import LiveEngine
 from jaxis.training.rows import DataRow
 
 LARGEST_SEED = 2**31 - 1
+ALL_TOKENS = 2**31 - 1
 
 
 class Rollouts:
@@ -55,14 +57,34 @@ class Rollouts:
             )
         self._num_prompts = num_answers // grpo.num_generations
         self._rewards = Rewards(training.reward_functions)
+        self._environments: Environments | None = None
+        if grpo.environment_factory is not None:
+            self._environments = Environments(
+                grpo.environment_factory, base, grpo.max_tool_calling_iterations, grpo.max_completion_length
+            )
+            if not training.reward_functions and self._environments.rewards_as is None:
+                raise ConfigError(
+                    f"training.grpo.environment_factory={grpo.environment_factory!r} has no method get_reward: write "
+                    "one, or give training.reward_functions"
+                )
         context = config.model.model_max_length or base.context
         longest = context - grpo.max_completion_length
         if grpo.max_prompt_length is not None:
             longest = min(longest, grpo.max_prompt_length)
-        self._prompts = HeldOutPrompts(rows, base.tokenizer, base.template, longest)
+        tools = None if self._environments is None else self._environments.tools
+        self._prompts = HeldOutPrompts(rows, base.tokenizer, base.template, longest, tools)
         for ids, where in zip(self._prompts.ids, self._prompts.where, strict=True):
             base.check_ids(ids, where)
-        self._max_tokens = self._prompts.longest + grpo.max_completion_length
+        # What an environment says at its start makes prompts longer.
+        self._longest = self._prompts.longest if self._environments is None else longest
+        self._max_tokens = self._longest + grpo.max_completion_length
+        self._distribution = SamplingParams(
+            temperature=grpo.temperature,
+            top_p=grpo.top_p,
+            top_k=grpo.top_k,
+            min_p=grpo.min_p or 0.0,
+            logprobs_mode="processed_logprobs",
+        )
         self._base = base
         self._engine: LiveEngine | None = None
         self._fails = training.on_mismatch == ERROR
@@ -80,35 +102,32 @@ class Rollouts:
         if self._engine is None:
             self._engine = LiveEngine(self._base, self._max_tokens, moment.progress)
         chosen = [place for place in self._places(step) for _ in range(count)]
-        ids = [self._prompts.ids[place] for place in chosen]
-        params = [
-            SamplingParams(
-                temperature=1.0,
-                max_tokens=self._params.max_completion_length,
-                logprobs=0,
-                seed=self._seed_of(step, number),
-            )
-            for number in range(len(chosen))
-        ]
         model = moment.model()
-        answers = self._engine.answers(model, ids, params)
-        rewards = self._rewards.of(self._prompts.answered(answers, chosen))
+        episodes = self._play(step, chosen, self._engine, model)
+        rewards = self._reward(episodes, chosen)
         total = np.sum(list(rewards.values()), axis=0)
         gains = advantages(total, count, scaled=self._params.scale_rewards)
         if self._params.log_completions:
-            for place, answer, reward in zip(chosen, answers, total.tolist(), strict=True):
+            for place, episode, reward in zip(chosen, episodes, total.tolist(), strict=True):
                 moment.write_answer(
-                    {"step": step + 1, "row": self._prompts.where[place], "answer": answer.text, "reward": reward}
+                    {"step": step + 1, "row": self._prompts.where[place], "answer": episode.completion}
+                    | {"reward": reward}
                 )
-        lengths = [len(answer.token_ids) for answer in answers]
+        lengths = [sum(episode.is_sampled) for episode in episodes]
         measured = {
             "reward": float(total.mean()),
             "reward_std": float(total.reshape(-1, count).std(axis=1, ddof=1).mean()),
             **{f"rewards/{name}": float(each.mean()) for name, each in rewards.items()},
             "completion_length": float(np.mean(lengths)),
-            "completions_cut": float(np.mean([answer.finish_reason == "length" for answer in answers])),
+            "completions_cut": float(np.mean([episode.is_cut for episode in episodes])),
+            "drafts_accepted": sum(episode.num_accepted_drafts for episode in episodes) / sum(lengths),
         }
-        batch = self._batch(ids, answers, gains)
+        if self._environments is not None:
+            num_calls = sum(episode.num_calls for episode in episodes)
+            measured["tools/call_frequency"] = num_calls / len(episodes)
+            num_failed = sum(episode.num_failed for episode in episodes)
+            measured["tools/failure_frequency"] = num_failed / num_calls if num_calls else 0.0
+        batch = self._batch(episodes, gains)
         return self._with_vocabulary(batch, step, self._engine, model), measured
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
@@ -150,33 +169,84 @@ class Rollouts:
             found.append(int(np.random.RandomState([self._seed, epoch]).permutation(len(self._prompts.ids))[place]))
         return found
 
-    def _seed_of(self, step: int, number: int) -> int:
-        return int(np.random.RandomState([self._seed, step, number]).randint(LARGEST_SEED))
+    def _play(self, step: int, places: Sequence[int], engine: LiveEngine, model: JaxModule) -> list[Episode]:
+        """Answers to prompts; with an environment, until no answer calls a tool."""
+        environments = self._environments
+        if environments is None:
+            episodes = [Episode(self._prompts.prompts[place], self._prompts.ids[place]) for place in places]
+        else:
+            episodes = [environments.begin(self._prompts, place, self._longest) for place in places]
+        active, turn = list(range(len(places))), 0
+        while active:
+            answers = engine.answers(
+                model,
+                [[*episodes[i].prompt_ids, *episodes[i].ids] for i in active],
+                [
+                    self._sampling(step, i, turn, self._params.max_completion_length - len(episodes[i].ids))
+                    for i in active
+                ],
+            )
+            going = []
+            for i, answer in zip(active, answers, strict=True):
+                episodes[i].add_sampled(answer)
+                if environments is None:
+                    episodes[i].completion = answer.text
+                elif environments.goes_on(episodes[i], answer, turn):
+                    going.append(i)
+            active, turn = going, turn + 1
+        return episodes
 
-    def _batch(
-        self, prompts: Sequence[Sequence[int]], answers: Sequence[CompletionOutput], gains: np.ndarray
-    ) -> RolloutBatch:
+    def _sampling(self, step: int, number: int, turn: int, max_tokens: int) -> SamplingParams:
+        """How a turn of the answer with this number is sampled."""
+        words = [self._seed, step, number, *([turn] if turn else [])]
+        return dataclasses.replace(
+            self._distribution,
+            max_tokens=max_tokens,
+            logprobs=0,
+            seed=int(np.random.RandomState(words).randint(LARGEST_SEED)),
+            skip_special_tokens=self._environments is None or self._environments.skip_special_tokens,
+        )
+
+    def _reward(self, episodes: Sequence[Episode], places: Sequence[int]) -> dict[str, np.ndarray]:
+        """Name of each reward function -> float64 [N], its rewards."""
+        completions = [episode.completion for episode in episodes]
+        answered = self._prompts.answered(completions, [episode.ids for episode in episodes], places)
+        environments = self._environments
+        if environments is None:
+            return self._rewards.of(answered)
+        answered["prompts"] = [episode.prompt for episode in episodes]
+        answered["environments"] = [episode.environment for episode in episodes]
+        rewards = self._rewards.of(answered)
+        if environments.rewards_as is not None:
+            rewards[environments.rewards_as] = np.asarray(environments.rewards(answered))
+        return rewards
+
+    def _batch(self, episodes: Sequence[Episode], gains: np.ndarray) -> RolloutBatch:
         items = []
-        for ids, answer in zip(prompts, answers, strict=True):
-            learned = np.arange(len(ids) + len(answer.token_ids)) >= len(ids)
-            items.append((Example(np.asarray([*ids, *answer.token_ids], np.int32), learned, ""),))
+        for episode in episodes:
+            learned = np.asarray([False] * len(episode.prompt_ids) + episode.is_sampled)
+            items.append((Example(np.asarray([*episode.prompt_ids, *episode.ids], np.int32), learned, ""),))
         num_micro_batches, num_items = self._shape
         shape = BatchShape(num_micro_batches, num_items, self._max_tokens)
         batch = Batches(items, shape, seed=None).batch(0)
         sampled, weights = (np.zeros(batch.ids.shape, np.float32) for _ in range(2))
-        for number, (ids, answer) in enumerate(zip(prompts, answers, strict=True)):
-            row, end = divmod(number, num_items), len(ids) + len(answer.token_ids) - 1
-            assert answer.logprobs is not None
-            entries = zip(answer.logprobs, answer.token_ids, strict=True)
-            sampled[row][len(ids) - 1 : end] = [entry[token].logprob for entry, token in entries]
-            weights[row][len(ids) - 1 : end] = gains[number]
+        for number, episode in enumerate(episodes):
+            row = divmod(number, num_items)
+            first = len(episode.prompt_ids) - 1
+            sampled[row][first : first + len(episode.ids)] = episode.logprobs
+            weights[row][first : first + len(episode.ids)] = gains[number]
         arrays = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        params = self._params
         return RolloutBatch(
             **arrays,
             sampled_logprobs=sampled,
             advantages=weights,
             vocab_positions=np.zeros((num_micro_batches, 0), np.int32),
             vocab_logprobs=np.zeros((num_micro_batches, 0, 0), np.float32),
+            temperature=np.full(num_micro_batches, params.temperature, np.float32),
+            top_k=np.full(num_micro_batches, params.top_k if params.top_k > 0 else ALL_TOKENS, np.int32),
+            top_p=np.full(num_micro_batches, params.top_p, np.float32),
+            min_p=np.full(num_micro_batches, params.min_p or 0.0, np.float32),
         )
 
     def _with_vocabulary(self, batch: RolloutBatch, step: int, engine: LiveEngine, model: JaxModule) -> RolloutBatch:
@@ -191,9 +261,9 @@ class Rollouts:
         for ids, positions_here in zip(np.asarray(batch.ids), positions, strict=True):
             for row, last in zip(*divmod(positions_here, row_length), strict=True):
                 prompts.append(ids[row, : last + 1].tolist())
-        params = [SamplingParams(max_tokens=1, logprobs=ALL_LOGPROBS, seed=0)] * len(prompts)
+        one = dataclasses.replace(self._distribution, max_tokens=1, logprobs=ALL_LOGPROBS, seed=0)
         found = []
-        for answer in engine.answers(model, prompts, params):
+        for answer in engine.answers(model, prompts, [one] * len(prompts)):
             assert answer.logprobs is not None
             [entry] = answer.logprobs
             found.append([entry[token].logprob for token in range(len(entry))])

@@ -1,0 +1,206 @@
+"""Environments whose tools answers call, as TRL's `environment_factory` has them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jaxis.errors import ConfigError, RequestError
+from jaxis.inference.output import call_fields
+from jaxis.outputs import CompletionOutput
+from jaxis.parsing.model_parsers import ModelParsers
+from jaxis.parsing.output_parser import OutputParser, parse_output
+from jaxis.parsing.tool_parsers.tools import function_tools
+from jaxis.tokenizer.chat_messages import messages_for_template
+from jaxis.training.base_model import BaseModel
+from jaxis.training.grpo.episode import Episode
+from jaxis.training.grpo.tool_schema import tool_schema
+from jaxis.training.held_out_prompts import HeldOutPrompts
+from jaxis.training.scorer import load_scorer, scores_of
+from jaxis.training.turns import TurnEncoder
+
+_KEY = "training.grpo.environment_factory"
+_NO_TOOLS = ("reset", "get_reward")
+
+
+class Environments:
+    """A user's class: each answer has an instance of its own, whose public methods are the tools that it may call.
+
+    `reset(**columns)` is called first, with the columns of the row and its `prompt`; a string that it returns is put
+    behind the last message of the prompt. `get_reward()`, if there is one, is a reward function of its own.
+
+    Args:
+      name: Such as "games:Maze".
+      base: The model, whose chat template says how calls are written and how results are read.
+      max_calling_turns: Most turns of an answer that call tools; None: any number.
+      max_tokens: Most tokens of an answer, with what tools return.
+
+    Attributes:
+      tools: JSON schemas of the tools, for the chat template.
+      skip_special_tokens: Whether the text of an answer can do without special tokens.
+      rewards_as: What the reward of `get_reward` is called; None: there is no such method.
+
+    Raises:
+      ConfigError: There is no such class, a method cannot be a tool, or the model has no tools.
+    """
+
+    def __init__(self, name: str, base: BaseModel, max_calling_turns: int | None, max_tokens: int) -> None:
+        self._name, self._base = name, base
+        self._max_calling_turns, self._max_tokens = max_calling_turns, max_tokens
+        self._factory = load_scorer(name, _KEY)
+        instance: Any = self._new()
+        methods = dict(inspect.getmembers(type(instance), predicate=inspect.isfunction))
+        if "reset" not in methods:
+            raise ConfigError(f"{_KEY}={name!r} has no method reset, which is called before each answer: write one")
+        self._tool_names = [each for each in methods if each not in _NO_TOOLS and not each.startswith("_")]
+        if not self._tool_names:
+            raise ConfigError(f"{_KEY}={name!r} has no tools: give it public methods other than reset and get_reward")
+        for each, method in methods.items():
+            if inspect.iscoroutinefunction(method):
+                raise ConfigError(f"{_KEY}={name!r}: {each} is async, which is not supported: make it a plain method")
+        self.tools = [tool_schema(getattr(instance, each), f"{_KEY}={name!r}: {each}") for each in self._tool_names]
+        self._functions = function_tools(self.tools)
+        self.rewards_as = type(instance).__name__ if "get_reward" in methods else None
+        self._parsers = ModelParsers.select(base.tokenizer, base.hf_config.get("model_type"))
+        if self._parsers.tool is None:
+            raise ConfigError(
+                f"{_KEY} needs a model that calls tools: the chat template of {base.name} shows no format"
+            )
+        self.skip_special_tokens = not self._parsers.needs_special_tokens
+        self._turns = TurnEncoder(base.tokenizer, base.template)
+
+    def begin(self, prompts: HeldOutPrompts, place: int, longest: int) -> Episode:
+        """An answer's environment, reset, and its prompt.
+
+        Args:
+          prompts: All of them.
+          place: Which one.
+          longest: Most tokens of a prompt.
+
+        Raises:
+          ConfigError: `reset` failed, or what it returned is too long.
+        """
+        prompt, where = prompts.prompts[place], prompts.where[place]
+        if isinstance(prompt, str):
+            raise ConfigError(f"{where}: {_KEY} needs a prompt of messages, not a string")
+        environment: Any = self._new()
+        try:
+            observation = environment.reset(**prompts.columns_of(place), prompt=prompt)
+        except Exception as error:
+            raise ConfigError(f"{where}: {self._name}.reset failed: {type(error).__name__}: {error}") from error
+        if observation is None:
+            return Episode(prompt, prompts.ids[place], completion=[], environment=environment)
+        if not isinstance(observation, str):
+            kind = type(observation).__name__
+            raise ConfigError(f"{where}: {self._name}.reset returned {kind}: return a string or None")
+        prompt = [*prompt[:-1], {**prompt[-1], "content": f"{prompt[-1].get('content') or ''}{observation}"}]
+        ids = prompts.encode(prompt, self.tools)
+        if len(ids) > longest:
+            raise ConfigError(
+                f"{where}: with what {self._name}.reset returned, its prompt has {len(ids)} tokens, more than "
+                f"{longest}: raise training.grpo.max_prompt_length"
+            )
+        return Episode(prompt, ids, completion=[], environment=environment)
+
+    def goes_on(self, episode: Episode, answer: CompletionOutput, turn: int) -> bool:
+        """Calls the tools that an answer asks for, and adds what they return.
+
+        Args:
+          episode: Which has the tokens of the answer already.
+          answer: Its last turn.
+          turn: From 0.
+
+        Returns:
+          Whether the model is to answer again.
+
+        Raises:
+          ConfigError: The chat template has no place for the results.
+        """
+        assert isinstance(episode.completion, list)
+        assert isinstance(episode.prompt, list)
+        num_before = len(episode.prompt_ids) + len(episode.ids) - len(answer.token_ids)
+        before = self._base.tokenizer.decode(
+            [*episode.prompt_ids, *episode.ids][:num_before], skip_special_tokens=False
+        )
+        parser = OutputParser(self._parsers.tool, self._parsers.reasoning, tools=self._functions, prompt=before)
+        parsed = parse_output(parser, answer.text)
+        message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+        if parsed.reasoning:
+            message["reasoning_content"] = parsed.reasoning
+        calls = [call_fields(call, f"{turn}:{number}") for number, call in enumerate(parsed.tool_calls)]
+        for call in calls:
+            call["function"]["arguments"] = _arguments(call)
+        if calls and answer.finish_reason == "stop":
+            message["tool_calls"] = calls
+        episode.completion.append(message)
+        if "tool_calls" not in message or turn == self._max_calling_turns:
+            return False
+        results = [self._call(episode, call) for call in calls]
+        ids = self._ids_of_results([*episode.prompt, *episode.completion], results)
+        if len(episode.ids) + len(ids) >= self._max_tokens:
+            episode.is_cut = True
+            return False
+        episode.completion += results
+        episode.add_given(ids)
+        return True
+
+    def rewards(self, answered: dict[str, list[Any]]) -> list[float]:
+        """What `get_reward` says of each answer.
+
+        Raises:
+          ConfigError: It raised an error, or returned something other than a finite number.
+        """
+
+        def of_all(environments: list[Any], **_: Any) -> list[float]:
+            return [environment.get_reward() for environment in environments]
+
+        return scores_of(of_all, f"{self._name}.get_reward", answered)
+
+    def _new(self) -> Any:
+        try:
+            return self._factory()
+        except Exception as error:
+            raise ConfigError(f"{_KEY}={self._name!r} failed: {type(error).__name__}: {error}") from error
+
+    def _call(self, episode: Episode, call: Mapping[str, Any]) -> dict[str, Any]:
+        """The message with what a call returns."""
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        episode.num_calls += 1
+        try:
+            if name not in self._tool_names:
+                raise ValueError(f"Tool {name} not found.")
+            result = getattr(episode.environment, name)(**arguments)
+        except Exception as error:
+            # The model reads it, and may do better in its next turn.
+            episode.num_failed += 1
+            result = {"error": str(error)}
+        return {"role": "tool", "name": name, "tool_call_id": call["id"], "content": str(result)}
+
+    def _ids_of_results(self, messages: list[dict[str, Any]], results: list[dict[str, Any]]) -> list[int]:
+        """The tokens between the end of the assistant's last turn and its next one."""
+        base = self._base
+        written = messages_for_template(
+            [*messages, *results], base.tokenizer, chat_template=base.template.get("chat_template"), tools=self.tools
+        )
+        try:
+            turn = self._turns.encode(written[: len(messages)], self.tools).ids
+        except RequestError as error:
+            raise ConfigError(f"{_KEY}: the chat template cannot write a call of a tool: {error}") from None
+        whole = base.tokenizer.encode_chat(written, tools=self.tools, add_generation_prompt=True, **base.template)
+        if whole[: len(turn)] != turn:
+            raise ConfigError(
+                f"{_KEY}: the chat template of {base.name} writes a call otherwise once its result is known: give "
+                "model.chat_template, one that keeps earlier turns"
+            )
+        return whole[len(turn) :]
+
+
+def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call; none if they are no JSON object."""
+    try:
+        value = json.loads(call["function"]["arguments"])
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
