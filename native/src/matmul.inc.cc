@@ -29,6 +29,31 @@ Rows prepare_rows(const Matmul& a, const Pool& pool) {
   return rows;
 }
 
+// How blocks of rows are shared out among tasks.
+struct RowGroups {
+  int64_t count, blocks;  // blocks of each group
+  bool are_outer;         // a group goes through all panels before the next group does, not a panel through all groups
+};
+
+// Bytes of rows that stay in the second cache, beside their results, while panel after panel takes them; and as many
+// rows as make reading a panel from memory cheap beside its products.
+constexpr int64_t kRowBytesAtOnce = 192 << 10;
+constexpr int64_t kRowsPerPanelRead = 64;
+
+// Rows and weights cannot both stay in a cache: of the two, what is less is read again and again. At least `wanted`
+// groups, since panels alone may be too few to occupy every thread.
+RowGroups cut_rows(const Rows& rows, int64_t weight_bytes, int64_t wanted) {
+  const int64_t row_bytes = needs_memory(rows) ? memory_bytes(rows) : rows.rows * rows.k * 4;
+  RowGroups groups{wanted, 0, false};
+  if (row_bytes > weight_bytes) {
+    const int64_t fitting = min_of(ceil_div(row_bytes, kRowBytesAtOnce), rows.rows / kRowsPerPanelRead);
+    if (fitting > wanted) groups = {fitting, 0, true};
+  }
+  groups.count = min_of(groups.count, rows.num_blocks);
+  groups.blocks = ceil_div(rows.num_blocks, groups.count);
+  return groups;
+}
+
 // Adds an addend [num_rows, n] to a tile of the products with one panel.
 void add_to_tile(const float* addend, int64_t num_rows, int64_t n, int64_t panel, float* tile) {
   const int64_t first = panel * kPanelRows, size = min_of(kPanelRows, n - first);
@@ -57,20 +82,17 @@ void matmul(const Matmul& a, const Pool& pool) {
   const int num_matrices = gated ? 1 : a.num_matrices;
   int64_t panels = 0;
   for (int i = 0; i < num_matrices; ++i) panels += num_panels(a.n[i]);
-  // Panels alone may be too few to occupy every thread.
-  const int64_t wanted = ceil_div(4 * pool.num_threads, panels);
-  const int64_t splits = wanted < rows.num_blocks ? wanted : rows.num_blocks;
-  const int64_t blocks_per_split = ceil_div(rows.num_blocks, splits);
   const int64_t bytes = panel_bytes(a.format);
+  const RowGroups groups = cut_rows(rows, panels * bytes * (gated ? 2 : 1), ceil_div(4 * pool.num_threads, panels));
 
   parallel_for(
-      pool, panels * splits,
+      pool, panels * groups.count,
       [&](int64_t task) {
-        int64_t panel = task / splits;
+        int64_t panel = groups.are_outer ? task % panels : task / groups.count;
         int matrix = 0;
         while (panel >= num_panels(a.n[matrix])) panel -= num_panels(a.n[matrix++]);
-        const int64_t first = task % splits * blocks_per_split;
-        const int64_t last = min_of(first + blocks_per_split, rows.num_blocks);
+        const int64_t first = (groups.are_outer ? task / panels : task % groups.count) * groups.blocks;
+        const int64_t last = min_of(first + groups.blocks, rows.num_blocks);
         if (first >= last) return;
         const int64_t first_row = first * rows.block_rows;
         const int64_t num_rows = min_of(last * rows.block_rows, a.rows) - first_row;

@@ -42,6 +42,13 @@ constexpr int kRowHalves = 1;
 #endif
 #endif
 
+// Of float32 weights, whose micro-kernel needs fewer registers than those that upcast.
+#if defined(JAXIS_SIMD_AVX2)
+constexpr int kMaxPlainRows = 6;
+#else
+constexpr int kMaxPlainRows = kMaxRows;
+#endif
+
 // How far ahead of its use memory is asked for: the hardware's own prefetching stops at each page's end.
 constexpr int64_t kPrefetchBytes = 2048;
 

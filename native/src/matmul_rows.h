@@ -140,7 +140,10 @@ inline Rows plan_rows(int64_t count, const WeightFormat& format, bool quantized)
   if (quantized) rows.part = min_of(rows.part, kActivationGroup);
   // Half groups do not fill tiles well enough to pay.
   rows.tiled = kHasTiles && quantized && rows.part == kActivationGroup && count >= kMinTiledRows;
-  const int64_t most = rows.tiled ? kMaxTileRows : quantized ? kMaxQuantizedRows : kMaxRows;
+  const int64_t most = rows.tiled                        ? kMaxTileRows
+                       : quantized                       ? kMaxQuantizedRows
+                       : format.type == WeightType::kF32 ? kMaxPlainRows
+                                                         : kMaxRows;
   rows.block_rows = ceil_div(count, ceil_div(count, most));
   rows.num_blocks = ceil_div(count, rows.block_rows);
   rows.quad_bytes = has_codes ? activation_bytes(rows.codes.kind) : kActivationBytes;
@@ -185,7 +188,7 @@ void prepare_block(const Rows& rows, int64_t block, const RowAt& row_at) {
     for (int lane = 0; lane < num; ++lane) quantize_row(rows, row_at(block * rows.block_rows + lane), block, lane);
     return;
   }
-  const float* from[kMaxRows];
+  const float* from[kMaxPlainRows];
   for (int r = 0; r < num; ++r) from[r] = row_at(block * rows.block_rows + r);
   if (needs_sums(rows)) {
     for (int r = 0; r < num; ++r) sum_parts(rows, from[r], block, r);

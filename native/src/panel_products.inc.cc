@@ -445,7 +445,7 @@ void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* pane
         const bf16_t* w = reinterpret_cast<const bf16_t*>(stored);
         with_count<kMaxRows>(num, [&](auto n) { micro_bf16<n()>(x, w, columns, c, begin == 0); });
       } else {
-        with_count<kMaxRows>(num, [&](auto n) { micro_f32<n()>(x, as_float32, columns, c, begin == 0); });
+        with_count<kMaxPlainRows>(num, [&](auto n) { micro_f32<n()>(x, as_float32, columns, c, begin == 0); });
       }
     }
   }

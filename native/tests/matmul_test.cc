@@ -144,6 +144,26 @@ TEST(matmul, of_a_row_does_not_depend_on_rows_or_threads) {
   });
 }
 
+// So many rows that they are cut into groups, which stay in a cache while panel after panel takes them.
+TEST(matmul, of_a_row_is_the_same_bits_in_rows_larger_than_a_cache) {
+  ThreadPool threads(2);
+  constexpr int64_t kColumns = 384, kRows = 1501, kFew = 6;
+  for_each_way(formats(kColumns), [&](const WeightFormat& format, bool quantize) {
+    const std::vector<Weight> weights = {make_weight(format, 70, 1), make_weight(format, 70, 2)};
+    const std::vector<float> x = normal(kRows * kColumns, 3);
+    for (const Activation activation : {Activation::kNone, Activation::kSilu}) {
+      const auto together = multiply(x, weights, quantize, activation, threads.pool());
+      for (const int64_t row : {0, 511, 512, 1000, 1495}) {
+        const std::vector<float> some(x.begin() + row * kColumns, x.begin() + (row + kFew) * kColumns);
+        const auto out = multiply(some, weights, quantize, activation, no_pool());
+        for (size_t i = 0; i < out.size(); ++i) {
+          CHECK(std::memcmp(out[i].data(), &together[i][row * 70], out[i].size() * 4) == 0, name(format), row, i);
+        }
+      }
+    }
+  });
+}
+
 // However few or many rows are multiplied at once, in blocks of whatever size, and by which instructions.
 TEST(matmul, of_a_row_is_the_same_bits_for_any_number_of_rows) {
   ThreadPool threads(4);
