@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 
 import pytest
 
@@ -9,6 +10,7 @@ from jaxis import LLM, SamplingParams
 from jaxis.cli.chat_commands import run_command
 from jaxis.cli.chat_session import ChatSession
 from jaxis.errors import RequestError
+from jaxis.vision import room
 from tests.support.leak_check import no_blocks_leaked
 from tests.support.tiny_checkpoints import write_checkpoint
 from tests.support.vision_checkpoints import random_image, write_mistral3
@@ -174,3 +176,35 @@ def test_a_model_without_eyes_refuses_images(tmp_path, reference):
             image = {"type": "image", "image": random_image(8, 8)}
             with pytest.raises(RequestError, match="this model does not support image input"):
                 llm.chat([{"role": "user", "content": [image]}], SHORT)
+
+
+def test_answers_go_on_between_the_slices_of_an_image(llm, monkeypatch):
+    """A slice a step; and what the slices compute is what the tower computes at once, bit for bit."""
+    image, running = random_image(64, 64, seed=60), "A prompt of text alone"
+    long = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=0)
+    llm.engine.reset_prefix_cache()
+    alone = [
+        bits(llm.generate([request], params)[0]) for request, params in ((running, long), (prompt_of(image), SHORT))
+    ]
+    monkeypatch.setattr(room, "_CPU_SLICE_FLOPS", 3e5)
+    encoder(llm)._programs.clear()
+    encoder(llm)._unused.clear()
+    llm.engine.reset_prefix_cache()
+    queued = []
+    llm._add(queued, [llm._tokenize(running, "the prompt")], [long], None, [None])
+    while not queued[0].completions[0].sequence.output_token_ids:
+        llm._step()
+    llm._add(queued, [llm._tokenize(prompt_of(image), "the prompt")], [SHORT], None, [None])
+    dispatched = []
+    while not queued[1].finished:
+        llm._step()
+        if (begun := encoder(llm)._begun) is not None:
+            dispatched.append((begun.num_slices, len(queued[0].completions[0].sequence.output_token_ids)))
+    while not queued[0].finished:
+        llm._step()
+    assert dispatched[-1][0] > 5
+    # A step may dispatch the one after it, too.
+    assert all(later - earlier <= 2 for (earlier, _), (later, _) in itertools.pairwise(dispatched))
+    assert dispatched[-1][1] - dispatched[0][1] >= len(dispatched) // 2
+    assert [bits(request.output()) for request in queued] == alone
+    encoder(llm)._programs.clear()

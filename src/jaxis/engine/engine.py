@@ -416,10 +416,10 @@ class LLMEngine:
         num_running = -(-self.scheduler.num_running // self.runner.num_stages)  # in the step
         drafts = self.speculation.propose(self._requests.sampling, num_running)
         output = self.scheduler.schedule(drafts)
-        # Sequences may all wait for inputs.
-        while output is None and not self._inflight and self.runner.wait_for_inputs():
-            output = self.scheduler.schedule(drafts)
+        self.runner.encode(self.scheduler.awaited_inputs)
         if output is None:
+            if not self._inflight and self.scheduler.awaited_inputs:
+                self.runner.wait_for_inputs()  # all sequences do
             return None
         self.num_preemptions += len(output.preempted)
         return output

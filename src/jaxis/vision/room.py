@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -27,6 +27,7 @@ from jaxis.engine.execution.programs import Programs
 from jaxis.errors import RequestError
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.extras import missing_module
+from jaxis.kernels.platform import target_platform
 from jaxis.layers.module import JaxModule
 from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.models.common.text_part import TextPart
@@ -37,6 +38,7 @@ from jaxis.prompts import EmbeddedInput
 from jaxis.tokenizer import Tokenizer
 from jaxis.vision.processors import read_processor
 from jaxis.vision.processors.processor import ImageProcessor, PixelScale
+from jaxis.vision.slices import SlicedProgram, SliceProgram, cut
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -48,6 +50,9 @@ REQUEST_BYTES = 64 * 2**20
 """Of a request with images: one file of the largest size in base64 takes two thirds of it."""
 _CACHE_BYTES = 256 * 2**20  # of images that no request has any more
 _SMALLEST_PADDED = 64
+# Of a slice of the tower: tens of milliseconds of a few processor cores, and some of an accelerator.
+_CPU_SLICE_FLOPS = 2e9
+_SLICE_FLOPS = 1e12
 
 
 class VisionRoom(DeviceRoom):
@@ -141,13 +146,24 @@ class _Encoding:
 
     Attributes:
       item: The image.
-      latest: What becomes of a view, an array that may still be computed.
+      program: Of each view.
+      values: Those of the view's program that slices still take; they may still be computed.
+      num_slices: How many slices of the view's program were dispatched.
+      newest: What the newest slice makes.
       rows: Of the views before that.
     """
 
     item: EmbeddedInput
-    latest: Any
+    program: SlicedProgram
+    values: dict[int, Any]
+    num_slices: int = 0
+    newest: Sequence[Any] = ()
     rows: list[np.ndarray] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_view_done(self) -> bool:
+        """Whether all of the view's slices were dispatched."""
+        return self.num_slices == len(self.program.slices)
 
 
 class ImageEncoder:
@@ -176,6 +192,8 @@ class ImageEncoder:
         self._scale, self._dtype = pixel_scale, context.model.hidden_states.dtype
         self.patch_size, self.merge_size = tower.patch_size, tower.merge_size
         self.embedding_size = context.model.hidden_states.shape[-1] * (1 + tower.num_additions)
+        self._context = context
+        self._programs: dict[int, SlicedProgram] = {}  # by patches of a view
         self._graphdef, state = nnx.split(tower)
         self.arrays, self._treedef = jax.tree.flatten(state)
         self._uses: Counter[bytes] = Counter()  # of sequences, by digest
@@ -222,46 +240,78 @@ class ImageEncoder:
                 if (rows := self._held.pop(item.digest, None)) is not None:
                     self._keep(item.digest, rows)
 
-    def is_ready(self, item: EmbeddedInput, programs: Programs) -> bool:
+    def is_ready(self, item: EmbeddedInput) -> bool:
+        """See `InputEncoder`."""
+        return item.digest in self._held
+
+    def go_on(self, awaited: Sequence[EmbeddedInput], programs: Programs) -> None:
         """See `InputEncoder`; one image is encoded at a time, a view of it after the other."""
         begun = self._begun
         if begun is not None and begun.item.digest not in self._uses:
-            begun = self._begun = None  # its request was aborted
-        if begun is not None and begun.latest.is_ready():
-            self._go_on(begun, programs)
-        if item.digest in self._held:
-            return True
-        if self._begun is None:
-            self._begun = _Encoding(item, self._encode(item, 0, programs))
-        return False
+            begun = None  # its request was aborted
+        if begun is None:
+            begun = self._begun = self._encoding(awaited[0])
+        elif not all(array.is_ready() for array in begun.newest):
+            return
+        self._run_slice(begun, programs)
 
-    def wait(self, programs: Programs) -> bool:
+    def wait(self) -> None:
         """See `InputEncoder`."""
-        if (begun := self._begun) is not None:
-            self._go_on(begun, programs)
-        return begun is not None
+        if self._begun is not None:
+            jax.block_until_ready(self._begun.newest)
 
     def rows(self, item: EmbeddedInput, programs: Programs) -> np.ndarray:
         """See `InputEncoder`."""
         while item.digest not in self._held:
             if self._begun is None:
-                self._begun = _Encoding(item, self._encode(item, 0, programs))
-            self._go_on(self._begun, programs)
+                self._begun = self._encoding(item)
+            self._run_slice(self._begun, programs)
         return self._held[item.digest]
 
-    def _encode(self, item: EmbeddedInput, index: int, programs: Programs) -> jax.Array:
-        """Begins to encode a view."""
+    def _encoding(self, item: EmbeddedInput) -> _Encoding:
+        program = self._program(_padded(self._num_patches(item), self.merge_size))
+        return _Encoding(item, program, self._values(item, 0, program))
+
+    def _values(self, item: EmbeddedInput, index: int, program: SlicedProgram) -> dict[int, Any]:
+        """What the program of a view begins with."""
         view = np.frombuffer(item.data, np.uint8).reshape(item.shape)[index]
         num_padded = _padded(self._num_patches(item), self.merge_size)
         packed = pack_patches(view, self.patch_size, self.merge_size, num_padded)
-        return programs.run(EncodeKey(self, num_padded), packed)
+        return program.constants | dict(zip(program.inputs, (*self.arrays, packed), strict=True))
 
-    def _go_on(self, begun: _Encoding, programs: Programs) -> None:
-        """Takes in a view, and begins with the next one."""
-        encoded = np.asarray(begun.latest, np.float32)
+    def _program(self, num_padded: int) -> SlicedProgram:
+        """The tower over views of at most so many patches."""
+        if num_padded not in self._programs:
+            context = self._context
+            structs = [
+                *(jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=each.sharding) for each in self.arrays),
+                context.int32(packed_size(num_padded, self.patch_size)),
+            ]
+
+            def encode(*operands: jax.Array) -> jax.Array:
+                *arrays, packed = operands
+                return self.encode(arrays, packed, num_padded)
+
+            with jax.set_mesh(context.mesh):
+                self._programs[num_padded] = cut(encode, structs, _slice_flops(), context.replicated)
+        return self._programs[num_padded]
+
+    def _run_slice(self, begun: _Encoding, programs: Programs) -> None:
+        """Dispatches the next slice, and takes in a view after its last one."""
+        if not begun.is_view_done:
+            for program in begun.program.programs if not begun.num_slices else ():
+                programs.precompile(SliceKey(program))
+            part = begun.program.slices[begun.num_slices]
+            begun.newest = programs.run(SliceKey(part.program), [begun.values[value] for value in part.inputs])
+            for value in part.last_used:
+                del begun.values[value]
+            begun.values |= zip(part.outputs, begun.newest, strict=True)
+            begun.num_slices += 1
+            return
+        encoded = np.asarray(begun.values[begun.program.output], np.float32)
         begun.rows.append(encoded[: self._num_patches(begun.item) // self.merge_size**2])
         if len(begun.rows) < begun.item.shape[0]:
-            begun.latest = self._encode(begun.item, len(begun.rows), programs)
+            begun.values, begun.num_slices = self._values(begun.item, len(begun.rows), begun.program), 0
             return
         self.num_encoded += 1
         self._begun, digest, rows = None, begun.item.digest, np.concatenate(begun.rows)
@@ -293,38 +343,37 @@ class ImageEncoder:
 
 
 @dataclass(frozen=True)
-class EncodeKey:
-    """The tower over one view of at most `num_patches` patches.
+class SliceKey:
+    """A slice of the tower over one view."""
 
-    (arrays, packed view i32) -> float32 [num_patches / merge_size ** 2, E].
-    """
-
-    encoder: ImageEncoder
-    num_patches: int
+    slice_program: SliceProgram
 
     runs_on = RunsOn.LAST_STAGE
     num_tokens = 0
-    result_tree = 0
+
+    @property
+    def result_tree(self) -> list[int]:
+        """See `ProgramKey`."""
+        return [0] * self.slice_program.num_outputs
 
     @property
     def description(self) -> str:
         """See `ProgramKey`."""
-        return f"an image of {self.num_patches} patches"
+        return "the vision tower"
 
     def lower(self, context: ProgramContext) -> jax.stages.Lowered:
         """See `ProgramKey`."""
-        encoder, num_patches = self.encoder, self.num_patches
+        program = self.slice_program
+        return jit(program.function, out_shardings=context.replicated).lower(*program.structs)
 
-        def encode(arrays: list[jax.Array], packed: jax.Array) -> jax.Array:
-            return encoder.encode(arrays, packed, num_patches)
-
-        packed = context.int32(packed_size(num_patches, encoder.patch_size))
-        return jit(encode, out_shardings=context.replicated).lower(encoder.arrays, packed)
-
-    def run(self, program: Compiled, state: DeviceState, packed: np.ndarray) -> jax.Array:
-        """See `ProgramKey`; `packed` is what `pack_patches` returns."""
+    def run(self, program: Compiled, state: DeviceState, values: Sequence[Any]) -> list[jax.Array]:
+        """See `ProgramKey`; `values` are those of the slice's inputs."""
         del state
-        return program(self.encoder.arrays, packed)
+        return program(*values)
+
+
+def _slice_flops() -> float:
+    return _CPU_SLICE_FLOPS if target_platform() == "cpu" else _SLICE_FLOPS
 
 
 def _padded(num_patches: int, merge_size: int) -> int:

@@ -503,8 +503,10 @@ class TestInputs:
         second.inputs = (EmbeddedInput(b"", 3, 5, tuple(range(5)), (), b""),)
         assert shape(run(scheduler)) == [("a", 2, 1, True), ("b", 0, 3, False)]
         assert shape(run(scheduler)) == [("a", 3, 1, True)]
+        assert scheduler.awaited_inputs == [*second.inputs]
         ready.add(3)
         assert shape(run(scheduler)) == [("a", 4, 1, True), ("b", 3, 9, True)]
+        assert scheduler.awaited_inputs == []
         alone = make_scheduler(max_num_batched_tokens=16, is_ready=lambda _: False)
         add(alone, "c", 12, arrival=0).inputs = second.inputs
         assert shape(run(alone)) == [("c", 0, 12, True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -40,17 +40,23 @@ class InputEncoder(Protocol):
         """A sequence that held these inputs has ended."""
         ...
 
-    def is_ready(self, item: EmbeddedInput, programs: Programs) -> bool:
-        """Whether a held input's embeddings are at hand; if not, devices begin to compute them, beside steps.
+    def is_ready(self, item: EmbeddedInput) -> bool:
+        """Whether a held input's embeddings are at hand."""
+        ...
+
+    def go_on(self, awaited: Sequence[EmbeddedInput], programs: Programs) -> None:
+        """Devices begin with the next slice of what computes embeddings, unless they are at the one before.
+
+        A slice is about as much work as a step of few tokens, so that steps run between two of them.
 
         Args:
-          item: The input.
-          programs: Run what computes them.
+          awaited: Held inputs that are not ready and that sequences wait for, the first one first.
+          programs: Run the slices.
         """
         ...
 
-    def wait(self, programs: Programs) -> bool:
-        """Waits for what devices compute since `is_ready`; returns whether there was anything."""
+    def wait(self) -> None:
+        """Waits until devices are done with the slice that they compute, if they do."""
         ...
 
     def rows(self, item: EmbeddedInput, programs: Programs) -> np.ndarray:

@@ -397,11 +397,17 @@ class Runner:
 
     def input_is_ready(self, item: EmbeddedInput) -> bool:
         """See `InputEncoder.is_ready`."""
-        return self.inputs is None or self.inputs.is_ready(item, self.programs)
+        return self.inputs is None or self.inputs.is_ready(item)
 
-    def wait_for_inputs(self) -> bool:
+    def encode(self, awaited: Sequence[EmbeddedInput]) -> None:
+        """See `InputEncoder.go_on`."""
+        if self.inputs is not None and awaited:
+            self.inputs.go_on(awaited, self.programs)
+
+    def wait_for_inputs(self) -> None:
         """See `InputEncoder.wait`."""
-        return self.inputs is not None and self.inputs.wait(self.programs)
+        if self.inputs is not None:
+            self.inputs.wait()
 
     def _embeddings(self, item: EmbeddedInput) -> np.ndarray:
         assert self.inputs is not None  # no request without an encoder has inputs

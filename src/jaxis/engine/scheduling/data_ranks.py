@@ -18,6 +18,7 @@ from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.engine.scheduling.waiting_queue import WaitingQueue
 from jaxis.errors import RequestError
+from jaxis.prompts import EmbeddedInput
 
 # What one more sequence on a rank weighs against tokens of a prompt that are computed again on another rank. Every rank
 # waits for the rank with most sequences; without this weight, all sequences with a common prefix would go to the one
@@ -105,6 +106,11 @@ class DataRanksScheduler:
     def num_waiting(self) -> int:
         """Sequences not admitted yet, and preempted ones."""
         return len(self._unassigned) + sum(rank.num_waiting for rank in self.ranks)
+
+    @property
+    def awaited_inputs(self) -> list[EmbeddedInput]:
+        """See `Scheduler.awaited_inputs`."""
+        return [item for rank in self.ranks for item in rank.awaited_inputs]
 
     def add_sequence(self, sequence: Sequence) -> None:
         """Queues a sequence.

@@ -93,6 +93,12 @@ class Scheduler:
         # preempt no sequence; so a sequence scheduled in this step is never preempted in it.
         self._running: list[Sequence] = []
         self._preempted_ids: list[SequenceId] = []
+        self._awaited: dict[bytes, EmbeddedInput] = {}  # by digest
+
+    @property
+    def awaited_inputs(self) -> list[EmbeddedInput]:
+        """The inputs that kept sequences out of the newest step, in the order in which they are needed."""
+        return list(self._awaited.values())
 
     @property
     def has_unfinished(self) -> bool:
@@ -196,6 +202,7 @@ class Scheduler:
           The step, or None when nothing can run: no sequence is left, or all wait for tokens in flight.
         """
         self.block_manager.begin_step()
+        self._awaited.clear()
         decodes: list[ScheduledSequence] = []
         replays: list[ScheduledSequence] = []
         prefills: list[ScheduledSequence] = []
@@ -454,6 +461,8 @@ class Scheduler:
             # What sees each other is computed together, and others need not wait for what is being encoded.
             is_cut = item.is_bidirectional and item.start < stop < item.stop
             waits = has_others and item.start < stop and start < item.stop and not self._is_ready(item)
+            if waits:
+                self._awaited.setdefault(item.digest, item)
             if is_cut or waits:
                 return max(item.start, start)
         return stop

@@ -1,0 +1,311 @@
+"""A program as slices of bounded work, which run one after the other with other programs between them.
+
+The slices come from the program's own operations (its jaxpr): layers that are equal give equal slices, which compile
+once. Where the cuts are depends on the program and on the bound alone, so that the same input always gives the same
+bits, whatever ran between two slices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+
+_FEWEST_ROWS = 64  # of a piece of a product: fewer make poor use of a processor
+_ELEMENT_FLOPS = 32  # what an element of another operation costs, beside those of products
+_MOVES = frozenset({"reshape", "broadcast_in_dim", "squeeze", "slice", "transpose", "bitcast_convert_type", "iota"})
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """Operations that run as one program.
+
+    Attributes:
+      program: Which program; equal ones are the same object.
+      inputs: The values that it takes.
+      outputs: The values that it makes.
+      last_used: Those that no later slice takes.
+    """
+
+    program: SliceProgram
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    last_used: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SliceProgram:
+    """What slices run.
+
+    Attributes:
+      function: From arrays to a list of arrays.
+      structs: Those of its arguments.
+      num_outputs: How many arrays it makes.
+    """
+
+    function: Callable[..., list[Any]]
+    structs: tuple[jax.ShapeDtypeStruct, ...]
+    num_outputs: int
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedProgram:
+    """A program in slices.
+
+    Attributes:
+      slices: In the order in which they run.
+      inputs: The values that its arguments are.
+      constants: Values that are known.
+      output: The value that it returns.
+    """
+
+    slices: tuple[Slice, ...]
+    inputs: tuple[int, ...]
+    constants: dict[int, Any]
+    output: int
+
+    @property
+    def programs(self) -> list[SliceProgram]:
+        """Each once, in the order in which they are first run."""
+        return list(dict.fromkeys(each.program for each in self.slices))
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """Attributes: `token` names what it computes, `flops` is what that costs; inputs and outputs are values."""
+
+    function: Callable[..., Sequence[Any]]
+    token: Hashable
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    flops: float
+
+
+def cut(
+    function: Callable[..., jax.Array],
+    structs: Sequence[jax.ShapeDtypeStruct],
+    max_flops: float,
+    sharding: jax.sharding.Sharding,
+) -> SlicedProgram:
+    """A function's operations in slices.
+
+    Args:
+      function: Of arrays; it returns one.
+      structs: Of its arguments.
+      max_flops: Most floating-point operations of a slice, as far as products and maps can be cut.
+      sharding: Of the values between slices.
+    """
+    closed = jax.make_jaxpr(function)(*structs)
+    cutter = _Cutter(max_flops, sharding)
+    inputs = [cutter.value(struct) for struct in structs]
+    [output] = cutter.add(closed.jaxpr, closed.consts, inputs, layer=None)
+    return cutter.slices(tuple(inputs), output)
+
+
+class _Cutter:
+    """Collects operations, and cuts them."""
+
+    def __init__(self, max_flops: float, sharding: jax.sharding.Sharding) -> None:
+        self._max_flops, self._sharding = max_flops, sharding
+        self._structs: list[jax.ShapeDtypeStruct] = []
+        self._constants: dict[int, Any] = {}
+        self._indices: dict[int, int] = {}
+        self._groups: list[list[_Operation]] = []  # an operation or a layer each
+        self._programs: dict[Hashable, SliceProgram] = {}
+
+    def value(self, struct: jax.ShapeDtypeStruct) -> int:
+        self._structs.append(struct)
+        return len(self._structs) - 1
+
+    def _value_like(self, shape: Sequence[int], dtype: Any) -> int:
+        return self.value(jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=self._sharding))
+
+    def _constant(self, array: Any) -> int:
+        value = self._value_like(array.shape, array.dtype)
+        self._constants[value] = array
+        return value
+
+    def _index(self, index: int) -> int:
+        if index not in self._indices:
+            self._indices[index] = self._constant(np.asarray(index, np.int32))
+        return self._indices[index]
+
+    def add(
+        self, jaxpr: Jaxpr, constants: Iterable[Any], inputs: Sequence[int], layer: list[_Operation] | None
+    ) -> list[int]:
+        """Adds what computes a jaxpr, to a layer or as groups of its own; returns the values of its results."""
+        values: dict[Var, int] = dict(zip(jaxpr.invars, inputs, strict=True))
+        values |= {var: self._constant(each) for var, each in zip(jaxpr.constvars, constants, strict=True)}
+        used = {var for eqn in jaxpr.eqns for var in eqn.invars if isinstance(var, Var)}
+        used |= {var for var in jaxpr.outvars if isinstance(var, Var)}
+
+        def read(var: Var | Literal) -> int:
+            return self._constant(np.asarray(var.val, _aval(var).dtype)) if isinstance(var, Literal) else values[var]
+
+        for eqn in jaxpr.eqns:
+            group = layer
+            if group is None:
+                group = []
+                self._groups.append(group)
+            if eqn.primitive.name == "jit":
+                inner = eqn.params["jaxpr"]
+                results = self.add(inner.jaxpr, inner.consts, [read(var) for var in eqn.invars], group)
+                values |= dict(zip(eqn.outvars, results, strict=True))
+                continue
+            outvars = [var for var in eqn.outvars if var in used]
+            invars = list(dict.fromkeys(var for var in eqn.invars if isinstance(var, Var)))
+            outputs = [self._value_like(_aval(var).shape, _aval(var).dtype) for var in outvars]
+            values |= dict(zip(outvars, outputs, strict=True))
+            flops = _flops(eqn)
+            if flops > self._max_flops and eqn.primitive.name == "dot_general" and _has_rows(eqn):
+                self._add_product(eqn, [read(var) for var in eqn.invars], outputs[0], flops, group)
+            elif flops > self._max_flops and eqn.primitive.name == "scan" and not eqn.params["num_carry"]:
+                self._add_map(eqn, [read(var) for var in eqn.invars], dict(zip(outvars, outputs, strict=True)), group)
+            else:
+                alone = Jaxpr([], invars, outvars, [eqn], eqn.effects, jaxpr.debug_info.with_unknown_names())
+                function = jaxpr_as_fun(ClosedJaxpr(alone, []))
+                taken = tuple(values[var] for var in invars)
+                group.append(_Operation(function, id(eqn), taken, tuple(outputs), flops))
+        return [read(var) for var in jaxpr.outvars]
+
+    def _add_product(
+        self, eqn: JaxprEqn, inputs: Sequence[int], output: int, flops: float, group: list[_Operation]
+    ) -> None:
+        """A product in pieces of rows."""
+        params, num_rows = eqn.params, _aval(eqn.invars[0]).shape[0]
+        rows = _piece(num_rows, flops / num_rows, self._max_flops, _FEWEST_ROWS)
+
+        def piece(left: jax.Array, right: jax.Array, index: jax.Array) -> list[jax.Array]:
+            part = jax.lax.dynamic_slice_in_dim(left, index * rows, rows)
+            return [
+                jax.lax.dot_general(
+                    part,
+                    right,
+                    params["dimension_numbers"],
+                    precision=params["precision"],
+                    preferred_element_type=params["preferred_element_type"],
+                )
+            ]
+
+        shape, dtype = _aval(eqn.outvars[0]).shape, _aval(eqn.outvars[0]).dtype
+        pieces = []
+        for i in range(num_rows // rows):
+            pieces.append(self._value_like((rows, *shape[1:]), dtype))
+            taken = (*inputs, self._index(i))
+            group.append(_Operation(piece, (id(eqn), "piece"), taken, (pieces[-1],), flops * rows / num_rows))
+        group.append(_Operation(_joined, (id(eqn), "join"), tuple(pieces), (output,), 0))
+
+    def _add_map(self, eqn: JaxprEqn, inputs: Sequence[int], outputs: dict[Var, int], group: list[_Operation]) -> None:
+        """A map over leading axes, some steps of it at a time."""
+        length, num_constants, body = eqn.params["length"], eqn.params["num_consts"], jaxpr_as_fun(eqn.params["jaxpr"])
+        flops = _flops(eqn)
+        steps = _piece(length, flops / length, self._max_flops, 1)
+        kept = [i for i, var in enumerate(eqn.outvars) if var in outputs]
+
+        def piece(*operands: jax.Array) -> list[jax.Array]:
+            constants, mapped, index = operands[:num_constants], operands[num_constants:-1], operands[-1]
+            parts = [jax.lax.dynamic_slice_in_dim(each, index * steps, steps) for each in mapped]
+            _, results = jax.lax.scan(lambda _, at: (None, body(*constants, *at)), None, parts)
+            return [results[i] for i in kept]
+
+        pieces: list[tuple[int, ...]] = []
+        for i in range(length // steps):
+            avals = [_aval(eqn.outvars[k]) for k in kept]
+            pieces.append(tuple(self._value_like((steps, *aval.shape[1:]), aval.dtype) for aval in avals))
+            taken = (*inputs, self._index(i))
+            group.append(_Operation(piece, (id(eqn), "piece"), taken, pieces[-1], flops * steps / length))
+        for k, of_output in zip(kept, zip(*pieces, strict=True), strict=True):
+            group.append(_Operation(_joined, (id(eqn), "join", k), of_output, (outputs[eqn.outvars[k]],), 0))
+
+    def slices(self, inputs: tuple[int, ...], output: int) -> SlicedProgram:
+        """What was added, cut: layers that are larger than a slice get slices of their own."""
+        runs: list[list[_Operation]] = [[]]
+        for group in self._groups:
+            is_large = sum(each.flops for each in group) > self._max_flops
+            if is_large and runs[-1]:
+                runs.append([])
+            for part in [[each] for each in group] if is_large else [group]:
+                if runs[-1] and sum(each.flops for each in (*runs[-1], *part)) > self._max_flops:
+                    runs.append([])
+                runs[-1] += part
+            if is_large:
+                runs.append([])
+        runs = [run for run in runs if run]
+        last_use = {value: i for i, run in enumerate(runs) for each in run for value in each.inputs}
+        last_use[output] = len(runs)
+        kept = {*inputs, *self._constants}
+        slices = []
+        for i, run in enumerate(runs):
+            made = {value for each in run for value in each.outputs}
+            taken = tuple(dict.fromkeys(value for each in run for value in each.inputs if value not in made))
+            left = tuple(value for each in run for value in each.outputs if last_use.get(value, -1) > i)
+            done = tuple(value for value in taken if last_use[value] == i and value not in kept)
+            slices.append(Slice(self._program(run, taken, left), taken, left, done))
+        used = {value for each in slices for value in each.inputs}
+        constants = {value: each for value, each in self._constants.items() if value in used}
+        return SlicedProgram(tuple(slices), inputs, constants, output)
+
+    def _program(self, run: Sequence[_Operation], taken: tuple[int, ...], left: tuple[int, ...]) -> SliceProgram:
+        """The program of a slice, in which its values have numbers of their own."""
+        local = {value: i for i, value in enumerate(taken)}
+        for each in run:
+            for value in each.outputs:
+                local.setdefault(value, len(local))
+        steps = [(each.function, [local[v] for v in each.inputs], [local[v] for v in each.outputs]) for each in run]
+        results = [local[value] for value in left]
+
+        def function(*arrays: Any) -> list[Any]:
+            values = dict(enumerate(arrays))
+            for apply, arguments, outputs in steps:
+                values |= zip(outputs, apply(*(values[i] for i in arguments)), strict=True)
+            return [values[i] for i in results]
+
+        structs = tuple(self._structs[value] for value in taken)
+        names = tuple((each.token, *map(tuple, step[1:])) for each, step in zip(run, steps, strict=True))
+        return self._programs.setdefault(
+            (names, tuple(results), structs), SliceProgram(function, structs, len(results))
+        )
+
+
+def _aval(var: Var | Literal) -> ShapedArray:
+    aval = var.aval
+    assert isinstance(aval, ShapedArray)  # all that towers compute with are arrays
+    return aval
+
+
+def _joined(*pieces: jax.Array) -> list[jax.Array]:
+    return [jnp.concatenate(pieces)]
+
+
+def _has_rows(eqn: JaxprEqn) -> bool:
+    """Whether a product's first axis is one of its left operand alone."""
+    (contracted, _), (batched, _) = eqn.params["dimension_numbers"]
+    return not batched and 0 not in contracted
+
+
+def _piece(size: int, flops_of_one: float, max_flops: float, least: int) -> int:
+    """The largest divisor of `size` that costs at most `max_flops`, or the smallest one that is not below `least`."""
+    divisors = [each for each in range(min(least, size), size + 1) if size % each == 0]
+    return max((each for each in divisors if each * flops_of_one <= max_flops), default=divisors[0])
+
+
+def _flops(eqn: JaxprEqn) -> float:
+    """About what an operation costs; a loop whose length is not known counts as one pass."""
+    if eqn.primitive.name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        left = _aval(eqn.invars[0]).shape
+        return 2.0 * _aval(eqn.outvars[0]).size * math.prod(left[i] for i in contracted)
+    inner = [each for param in eqn.params.values() for each in (param if isinstance(param, tuple) else (param,))]
+    jaxprs = [each.jaxpr if isinstance(each, ClosedJaxpr) else each for each in inner]
+    jaxprs = [each for each in jaxprs if isinstance(each, Jaxpr)]
+    if jaxprs:
+        return eqn.params.get("length", 1) * sum(_flops(each) for jaxpr in jaxprs for each in jaxpr.eqns)
+    size = sum(_aval(var).size for var in eqn.outvars)
+    return 0 if eqn.primitive.name in _MOVES else _ELEMENT_FLOPS * float(size)
