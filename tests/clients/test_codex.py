@@ -27,13 +27,13 @@ env_key = "JAXIS_API_KEY"
 """
 
 
-def run_codex(url, folder, prompt):
+def run_codex(url, folder, prompt, *options):
     home, work = folder / "home", folder / "work"
     home.mkdir()
     work.mkdir()
     (home / "config.toml").write_text(CONFIG.format(url=url))
     return subprocess.run(
-        [CODEX, "exec", "--skip-git-repo-check", "-s", "danger-full-access", prompt],
+        [CODEX, "exec", "--skip-git-repo-check", "-s", "danger-full-access", *options, prompt],
         cwd=work,
         env={"PATH": os.environ["PATH"], "HOME": str(home), "CODEX_HOME": str(home), "JAXIS_API_KEY": "key"},
         stdin=subprocess.DEVNULL,
