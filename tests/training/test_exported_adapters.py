@@ -16,6 +16,7 @@ import torch
 from peft.utils.transformers_weight_conversion import _MODEL_TO_CONVERSION_PATTERN
 from safetensors.numpy import load_file, save_file
 
+from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.training.base_model import open_base_model
 from jaxis.training.batches import Batches, BatchShape
@@ -80,6 +81,15 @@ def test_an_exported_adapter_computes_the_same_in_peft(name, tmp_path):
     print(f"\n| {name} | {error:.1e} | {abs(plain - expected) / expected:.1e} |")
     assert abs(plain - expected) / expected > 1e-3
     assert error < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layer"), [("Jamba", "dt_proj"), ("Falcon Mamba", "out_proj")])
+def test_a_layer_that_peft_cannot_adapt_is_refused_by_name(name, layer, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(parity.checkpoint_folder(ROWS[name]), folder)
+    with pytest.raises(ConfigError, match=rf"lora_target_modules names '.*{layer}', .*: leave it out"):
+        trained_adapters(folder, tmp_path, lora_target_modules=["in_proj", layer])
 
 
 def test_an_adapter_of_gpt2_has_pefts_names_whichever_its_checkpoint_has(tmp_path):

@@ -23,12 +23,15 @@ class CheckpointNames:
       other_names: Applied before those, to a checkpoint's names only: what some of a family's files say otherwise.
       transposed: How the names of a checkpoint's tensors end that are [in, out] where the parameters are [out, in].
       module_renames: As `renames`, of what transformers, and so PEFT, calls modules; None: as checkpoints do.
+      unadaptable: How the names of a checkpoint's linear layers end that PEFT refuses to adapt, or whose weights
+        transformers reads without calling them, so that an adapter would change nothing there.
     """
 
     renames: Sequence[Rename] = ()
     other_names: Sequence[Rename] = ()
     transposed: tuple[str, ...] = ()
     module_renames: Sequence[Rename] | None = None
+    unadaptable: tuple[str, ...] = ()
 
     def name_here(self, name_in_checkpoint: str) -> str:
         """The name here of a checkpoint's module or tensor."""

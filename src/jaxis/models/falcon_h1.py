@@ -71,6 +71,7 @@ class FalconH1ForCausalLM(CausalLM):
         ("pre_ff_layernorm", "post_attention_layernorm"),
         ("feed_forward", "mlp"),
     )
+    unadaptable = ("out_proj",)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

@@ -34,6 +34,7 @@ class JambaForCausalLM(CausalLM):
         ("feed_forward", "mlp"),
         ("mlp.router", "mlp.gate"),
     )
+    unadaptable = ("dt_proj",)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

@@ -42,6 +42,7 @@ class MambaForCausalLM(CausalLM):
     layer_class = MambaDecoderLayer
     renames = MAMBA_RENAMES
     other_names = (("backbone.embedding", "backbone.embeddings"),)  # of the first checkpoints
+    unadaptable = ("dt_proj", "out_proj")
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

@@ -37,6 +37,7 @@ class Mamba2DecoderLayer(MixerLayer):
 class Mamba2ForCausalLM(CausalLM):
     layer_class = Mamba2DecoderLayer
     renames = MAMBA_RENAMES
+    unadaptable = ("out_proj",)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

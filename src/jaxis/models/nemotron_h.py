@@ -51,6 +51,8 @@ class NemotronHPredictionBlock(JaxModule):
 class NemotronHForCausalLM(CausalLM):
     layer_class = NemotronHDecoderLayer
     renames = MAMBA_RENAMES
+    module_renames = MAMBA_RENAMES[1:]  # transformers' model has no backbone
+    unadaptable = ("out_proj",)
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

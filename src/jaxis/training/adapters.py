@@ -153,6 +153,8 @@ def choose_layers(model: JaxModule, params: PeftParams, modules: Collection[str]
         for name, layer in {id(m): (n, m) for n, m in named_modules(model)}.values()
         if isinstance(layer, JaxLinear) and not name.startswith("draft.")
     }
+    # What is merged needs no PEFT.
+    unadaptable = () if params.peft_save_mode == "merged" else names.unadaptable
     sizes: dict[str, tuple[int, int]] = {}
     found: dict[str, str] = {}
     for name, layer in layers.items():
@@ -164,12 +166,12 @@ def choose_layers(model: JaxModule, params: PeftParams, modules: Collection[str]
         wanted = _is_named(theirs, params.targets) if params.targets else not isinstance(layer, JaxLmHead | JaxRouter)
         if not wanted or _is_named(theirs, params.lora_exclude_modules):
             continue
-        if theirs in modules:
+        if theirs in modules and not _is_named(theirs, unadaptable):
             sizes[name] = (layer.input_size, layer.output_size)
         elif params.targets:
+            why = "transformers may not call" if theirs in modules else "the checkpoint has fused or otherwise"
             raise ConfigError(
-                f"peft.lora_target_modules names {theirs!r}, which the checkpoint has fused or otherwise, so that PEFT "
-                "could not find it: leave it out"
+                f"peft.lora_target_modules names {theirs!r}, which {why}, so that PEFT could not adapt it: leave it out"
             )
     for end in params.targets or ():
         if not any(_is_named(theirs, (end,)) for theirs in found.values()):

@@ -300,7 +300,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
     Attributes:
       layer_class: Creates each decoder layer.
       model_class: The decoder below the head.
-      renames, other_names, transposed, module_renames: The family's table; see `CheckpointNames`.
+      renames, other_names, transposed, module_renames, unadaptable: The family's table; see `CheckpointNames`.
       buffers: Ends of the names, as they are after the table, of tensors that are no parameters: what they hold is
         computed here.
       router_aux_loss_coef: What multiplies the loss that balances routers, in training, if config.json does not say;
@@ -321,6 +321,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
     other_names: ClassVar[Sequence[Rename]] = ()
     transposed: ClassVar[tuple[str, ...]] = ()
     module_renames: ClassVar[Sequence[Rename] | None] = None
+    unadaptable: ClassVar[tuple[str, ...]] = ()
     # Old versions of the reference saved this buffer; here the rope is computed from the config.
     buffers: ClassVar[tuple[str, ...]] = (".rotary_emb.inv_freq",)
     router_aux_loss_coef: ClassVar[float | None] = None
@@ -331,7 +332,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
         config = vllm_config.model_config.hf_config
         self.check_config(config)
         self.checkpoint_names = CheckpointNames(
-            self.all_renames(config), self.other_names, self.transposed, self.module_renames
+            self.all_renames(config), self.other_names, self.transposed, self.module_renames, self.unadaptable
         )
         scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
         options = self.options(scope)
