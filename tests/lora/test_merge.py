@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import peft
 import pytest
 import torch
@@ -90,6 +92,9 @@ def test_the_merged_weights_are_then_quantized(base, tmp_path):
         ({"r": 0}, "r=0"),
         ({"rank_pattern": {"q_proj": "8"}}, "rank_pattern"),
         ({"rank_pattern": {"(": 8}}, "invalid regular expression"),
+        ({"rank_pattern": {"(?i)q_proj": 4}}, "invalid regular expression"),
+        ({"layers_pattern": "(?P<layer>layers)"}, "invalid regular expression"),
+        ({"lora_alpha": 10**400}, r"lora_alpha=10{199}\.\.\. must be a number from -1e"),
         ({"bias": "some"}, "bias='some'"),
         ({"lora_bias": True}, "lora_bias"),
         ({"r": 5}, r"q_proj.lora_A.weight' has shape \[4, 64\], expected \[5"),
@@ -131,6 +136,12 @@ def test_damaged_adapters_are_refused(base, tmp_path):
         LLM(str(base), adapter=adapter, merge=True)
     weights.write_bytes((10 << 30).to_bytes(8, "little") + whole[8:])
     with pytest.raises(CheckpointError, match="its header claims 10737418240 bytes"):
+        LLM(str(base), adapter=adapter, merge=True)
+    tensors = load_file(save_adapter(base, adapter, target_modules=["q_proj"]) / weights.name)
+    name = next(iter(tensors))
+    tensors[name][0, 0] = torch.nan
+    save_file(tensors, weights)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)}' has NaN or infinite elements"):
         LLM(str(base), adapter=adapter, merge=True)
     weights.rename(adapter / "adapter_model.bin")
     with pytest.raises(CheckpointError, match=r"adapter_model.bin is a pickle, which can run code"):

@@ -175,7 +175,7 @@ class _Tensors:
             elif ".lora_" in module:
                 raise self._fault(name, "is of a kind that is not supported")
             elif self._is_replaced(module):
-                self.replaced[module.replace(".base_layer.", ".")] = self._file.tensor(name)
+                self.replaced[module.replace(".base_layer.", ".")] = self._tensor(name)
             else:
                 raise self._fault(name, f"belongs to none of the modules that {CONFIG_FILE} names")
         if not parts and not self.replaced:
@@ -200,12 +200,14 @@ class _Tensors:
         kinds = ("lora_A.weight", "lora_B.weight")
         self._check_parts(module, names, kinds)
         rank, (a, b) = self._config.rank_of(stack), (self._file.info(names[kind]).shape for kind in kinds)
-        if len(a) != 2 or len(b) != 2 or a[0] != b[1] or a[0] % rank:
+        if len(a) != 2 or len(b) != 2 or a[0] != b[1] or a[0] % rank or not all((*a, *b)):
             raise self._fault(
                 names[kinds[0]], f"has shape {list(a)}, and lora_B {list(b)}: expected rank {rank} of each"
             )
-        stacks = [self._file.tensor(names[kind]) for kind in kinds]
-        return ExpertChange.of(stacks[0], stacks[1], rank, self._config.scale_of(stack))
+        stacks = [self._tensor(names[kind]) for kind in kinds]
+        return ExpertChange.of(
+            stacks[0], stacks[1], rank, self._config.scale_of(stack), has_inputs_first=self._config.has_inputs_first
+        )
 
     def _is_replaced(self, name: str) -> bool:
         """Whether the config says that the adapter has this tensor whole."""
@@ -236,10 +238,10 @@ class _Tensors:
             raise self._fault(names[kinds[0]], f"has shape {list(shape_a)}, expected [{rank}, ...]: its rank")
         if len(shape_b) != 2 or shape_b[1] != rank:
             raise self._fault(names[kinds[1]], f"has shape {list(shape_b)}, expected [..., {rank}]: its rank")
-        a, b = (self._file.tensor(names[kind]) for kind in kinds)
+        a, b = (self._tensor(names[kind]) for kind in kinds)
         magnitude = None
         if dora:
-            magnitude = self._file.tensor(names[dora[0]])
+            magnitude = self._tensor(names[dora[0]])
             if math.prod(magnitude.shape) != shape_b[0]:
                 raise self._fault(names[dora[0]], f"has shape {list(magnitude.shape)}, expected [{shape_b[0]}]")
             magnitude = magnitude.reshape(-1)
@@ -250,11 +252,17 @@ class _Tensors:
         for part in expected:
             if part not in names:
                 raise CheckpointError(
-                    f"{self._file.path} has no tensor {_PREFIX}{module}.{part}: the adapter was not saved whole"
+                    f"{self._file.path} has no tensor {f'{_PREFIX}{module}.{part}'!r}: the adapter was not saved whole"
                 )
         for part, name in names.items():
             if part not in expected:
                 raise self._fault(name, f"is not expected by {CONFIG_FILE}")
+
+    def _tensor(self, name: str) -> np.ndarray:
+        tensor = self._file.tensor(name)
+        if not np.isfinite(tensor).all():
+            raise self._fault(name, "has NaN or infinite elements: its training diverged, or the file is damaged")
+        return tensor
 
     def _fault(self, name: str, what: str) -> CheckpointError:
         return CheckpointError(f"{self._file.path}: tensor {name!r} {what}")

@@ -15,6 +15,10 @@ from jaxis.layers.experts import PROJECTION_NAMES
 
 STACKS = ("gate_up_proj", "down_proj")
 """The parameters, in the order in which transformers has them: PEFT's tensors of the first are inside the second's."""
+SQUARE = (
+    "is square, so that its inputs cannot be told from its outputs unless PEFT 0.19 or a later one saved it: save it "
+    "again with one, or merge it with PEFT (merge_and_unload)"
+)
 _MATRICES = {alias: matrix for matrix, aliases in PROJECTION_NAMES.items() for alias in aliases}
 _MATRIX = re.compile(rf"(?P<experts>.+\.experts)\.(?P<expert>\d+)\.(?P<matrix>{'|'.join(_MATRICES)})\.weight")
 
@@ -27,14 +31,16 @@ class ExpertChange:
       a: [X, r, in].
       b: [X, out, r].
       scale: alpha / r, or with rsLoRA alpha / sqrt(r).
+      has_inputs_first: See `AdapterConfig`.
     """
 
     a: np.ndarray
     b: np.ndarray
     scale: float
+    has_inputs_first: bool
 
     @classmethod
-    def of(cls, a: np.ndarray, b: np.ndarray, rank: int, scale: float) -> ExpertChange:
+    def of(cls, a: np.ndarray, b: np.ndarray, rank: int, scale: float, *, has_inputs_first: bool) -> ExpertChange:
         """From PEFT's matrices: the rows of A go by experts first, the columns of B by ranks first.
 
         Args:
@@ -42,8 +48,15 @@ class ExpertChange:
           b: [out, r X].
           rank: r.
           scale: See the class.
+          has_inputs_first: See the class.
         """
-        return cls(a.reshape(-1, rank, a.shape[1]), np.moveaxis(b.reshape(len(b), rank, -1), 2, 0), scale)
+        stacked_b = np.moveaxis(b.reshape(len(b), rank, -1), 2, 0)
+        return cls(a.reshape(-1, rank, a.shape[1]), stacked_b, scale, has_inputs_first)
+
+    @property
+    def is_square(self) -> bool:
+        """Whether there are as many outputs as inputs."""
+        return self.b.shape[1] == self.a.shape[2]
 
     def of_expert(self, expert: int) -> np.ndarray:
         """What is added to an expert's matrix: float32 [out, in]."""
@@ -52,7 +65,7 @@ class ExpertChange:
     def of_stack(self, shape: tuple[int, ...]) -> np.ndarray | None:
         """What is added to a stack of this shape, [X, out, in] or [X, in, out]; None if it has another."""
         own = (len(self.a), self.b.shape[1], self.a.shape[2])
-        if shape not in (own, (own[0], own[2], own[1])) or own[1] == own[2]:
+        if shape not in (own, (own[0], own[2], own[1])):
             return None
         added = np.stack([self.of_expert(expert) for expert in range(own[0])])
         return added if shape == own else added.swapaxes(1, 2)

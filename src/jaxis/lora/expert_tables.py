@@ -10,7 +10,7 @@ import numpy as np
 from jaxis.errors import ConfigError
 from jaxis.lora.adaptable import AdaptableExperts
 from jaxis.lora.adapter import LowRankChange
-from jaxis.lora.expert_change import ExpertChange
+from jaxis.lora.expert_change import SQUARE, ExpertChange
 
 
 class ExpertTablesOf:
@@ -61,9 +61,9 @@ class ExpertTablesOf:
                 f"{self._layer.num_experts}, {size_in} and {size_out}: the adapter was trained on another model",
             )
         layout = self._layer.stack_layout
-        # Of [X, in, out], every version of PEFT gives A the inputs; of [X, out, in], earlier ones gave it the outputs.
-        if size_in == size_out and layout is not None and not layout.transposed:
-            raise self._fault(theirs, "is square, so that its inputs cannot be told from its outputs: merge it instead")
+        # Of [X, in, out], every version of PEFT gives A the inputs.
+        if change.is_square and not change.has_inputs_first and not (layout is not None and layout.transposed):
+            raise self._fault(theirs, SQUARE)
         rank = self._checked_rank(theirs, change.a.shape[1])
         a, b = change.a.astype(np.float32), change.b.astype(np.float32).swapaxes(1, 2)
         if found != (size_out, size_in):

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.lora.adapter import Adapter, not_in_model, read_adapter
-from jaxis.lora.expert_change import part_of_expert, stack_and_part
+from jaxis.lora.expert_change import SQUARE, part_of_expert, stack_and_part
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _HEAD, _EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
@@ -64,6 +64,14 @@ class _Merge:
         if theirs is None:
             return tensor
         change = self._adapter.experts[theirs]
+        if change.is_square:
+            if part is None:  # [X, in, out] cannot be told from [X, out, in], either
+                raise ConfigError(
+                    f"{self._adapter.path}: {theirs!r} is square, so that its inputs cannot be told from its outputs: "
+                    "change it by request (--enable-lora), or merge it with PEFT (merge_and_unload)"
+                )
+            if not change.has_inputs_first:
+                raise ConfigError(f"{self._adapter.path}: {theirs!r} {SQUARE}")
         added = change.of_stack(tensor.shape) if part is None else part_of_expert(change, *part[1:])
         self._check(theirs, tensor, None if added is None else added.shape)
         assert added is not None  # checked above

@@ -18,6 +18,8 @@ from jaxis.host.json_object import read_json_object
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 4 << 20
 MAX_RANK = 4096
+MAX_ALPHA = 1e9
+_MOST_SHOWN = 200  # characters of a value, in an error
 
 # Starts for which PEFT leaves the base as it is. Others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take their start out of
 # the base's weights, so that the adapter fits only to what is left of them.
@@ -42,6 +44,10 @@ _READ = frozenset(
     }
 )
 
+# Around the expressions of rank_pattern and alpha_pattern, and around those of layers_pattern.
+_RANK_OR_ALPHA = r"(.*\.)?({})$"
+_LAYER = r"(?:^|.*?\.){}\.(?P<layer>\d+)\."
+
 
 @dataclass(frozen=True)
 class AdapterConfig:
@@ -61,6 +67,8 @@ class AdapterConfig:
       layers_patterns: Names of the list of layers in the modules' names; empty means any.
       whole_modules: Ends of the names of modules of which it has the whole weights.
       bias: Whose biases it has: "none", "all" or "lora_only".
+      has_inputs_first: Whether A of every stacked parameter is of its inputs, which PEFT ensures since 0.19. Before, it
+        was of the outputs of parameters that are [X, out, in].
     """
 
     source: Path
@@ -78,6 +86,7 @@ class AdapterConfig:
     layers_patterns: Sequence[str] = ()
     whole_modules: Sequence[str] = ()
     bias: str = "none"
+    has_inputs_first: bool = False
 
     def rank_of(self, module: str) -> int:
         """The rank of a module of this dotted name."""
@@ -111,7 +120,7 @@ class AdapterConfig:
             match = re.match(r".*?\.[^.]*\.(?P<layer>\d+)\.", module)
             return int(match["layer"]) if match else None
         for pattern in self.layers_patterns:
-            if match := re.match(rf"(?:^|.*?\.){pattern}\.(?P<layer>\d+)\.", module):
+            if match := re.match(_LAYER.format(pattern), module):
                 return int(match["layer"])
         return None
 
@@ -171,13 +180,24 @@ class _Reader:
             layers_patterns=self._expressions("layers_pattern"),
             whole_modules=self._names("modules_to_save"),
             bias=bias,
+            has_inputs_first=self._is_since(0, 19),
         )
 
     def _refused(self, key: str, because: str) -> ConfigError:
-        return ConfigError(f"{self._path}: {key}={self._values.get(key)!r} cannot be honoured: {because}")
+        return ConfigError(f"{self._path}: {key}={self._shown(key)} cannot be honoured: {because}")
 
     def _not(self, key: str, expected: str) -> ConfigError:
-        return ConfigError(f"{self._path}: {key}={self._values.get(key)!r} must be {expected}")
+        return ConfigError(f"{self._path}: {key}={self._shown(key)} must be {expected}")
+
+    def _shown(self, key: str) -> str:
+        shown = repr(self._values.get(key))
+        return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
+
+    def _is_since(self, major: int, minor: int) -> bool:
+        """Whether a release of PEFT from this one on saved the adapter; PEFT says which since 0.18."""
+        version = self._values.get("peft_version")
+        found = re.match(r"(\d{1,9})\.(\d{1,9})(?!.*dev)", version) if isinstance(version, str) else None
+        return found is not None and (int(found[1]), int(found[2])) >= (major, minor)
 
     def _flag(self, key: str) -> bool:
         value = self._values.get(key) or False
@@ -191,8 +211,10 @@ class _Reader:
         return value
 
     def _number(self, key: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self._not(key, "numbers" if "pattern" in key else "a number")
+        # JSON has integers that no float holds.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_ALPHA:
+            expected = f"from -{MAX_ALPHA:g} to {MAX_ALPHA:g}"
+            raise self._not(key, f"numbers {expected}" if "pattern" in key else f"a number {expected}")
         return float(value)
 
     def _patterns(self, key: str) -> dict[str, Any]:
@@ -200,7 +222,7 @@ class _Reader:
         if not isinstance(value, dict):
             raise self._not(key, "an object of regular expressions")
         for expression in value:
-            self._check_expression(key, expression)
+            self._check_expression(key, expression, _RANK_OR_ALPHA)
         return value
 
     def _names(self, key: str, *, or_expression: bool = False) -> Sequence[str] | str:
@@ -216,7 +238,7 @@ class _Reader:
         value = self._names(key, or_expression=True)
         expressions = (value,) if isinstance(value, str) else value
         for expression in expressions:
-            self._check_expression(key, expression)
+            self._check_expression(key, expression, _LAYER)
         return expressions
 
     def _layers(self) -> Sequence[int]:
@@ -226,10 +248,10 @@ class _Reader:
             raise self._not("layers_to_transform", "an integer or a list of integers")
         return tuple(layers)
 
-    def _check_expression(self, key: str, expression: str) -> None:
+    def _check_expression(self, key: str, expression: str, within: str = "{}") -> None:
         try:
-            re.compile(expression)
-        except re.error as error:
+            re.compile(within.format(expression))  # where flags and groups of its own may not be allowed
+        except (re.error, RecursionError, OverflowError) as error:
             raise ConfigError(
                 f"{self._path}: {key} has the invalid regular expression {expression!r}: {error}"
             ) from None
@@ -247,6 +269,6 @@ def _is_named(names: Sequence[str] | str, module: str) -> bool:
 def _by_pattern(patterns: Mapping[str, Any], module: str, otherwise: Any) -> Any:
     """The value of the first expression that matches the end of the name, from a dot on."""
     for expression, value in patterns.items():
-        if re.match(rf"(.*\.)?({expression})$", module):
+        if re.match(_RANK_OR_ALPHA.format(expression), module):
             return value
     return otherwise
