@@ -26,8 +26,8 @@ def find_adapter(source: str | os.PathLike[str], root: Path | None, *, most_byte
       CheckpointError: It is no folder, or a file is none, or too large.
     """
     name = os.fspath(source)
-    if not name or "\0" in name or len(name) > _MAX_NAME_CHARACTERS:
-        raise CheckpointError("the path of an adapter is empty, too long or has a null byte: give its folder")
+    if not name or len(name) > _MAX_NAME_CHARACTERS or any(ord(character) < ord(" ") for character in name):
+        raise CheckpointError("the path of an adapter is empty, too long or has a control character: give its folder")
     asked = Path(name).expanduser()
     if root is None:
         folder = asked
