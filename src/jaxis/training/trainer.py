@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.errors import ConfigError, EngineError
@@ -215,16 +215,17 @@ class _Run:
 
     def _start(self, model: Trainable, resumed: Path | None) -> tuple[Trained, Any, int]:
         """What is trained, the optimizer's state and the first step."""
-        state = self._optimizer.init(model.initial)
+        initial = _on_mesh_of((model.initial, model.frozen), model.initial)
+        state = _on_mesh_of((model.initial, model.frozen), self._optimizer.init(initial))
         if resumed is None:
-            return model.initial, state, 0
+            return initial, state, 0
         run_state, arrays = load_checkpoint(resumed)
         run_state.check_settings(self._settings(), resumed)
         if run_state.software != _software():
             self._note(f"{resumed} was made with other software or threads: the last bits of the loss may differ")
         if self._best is not None:
             self._best.restore(run_state.best)
-        trained = {name: _placed_as(array, arrays[f"weights.{name}"]) for name, array in model.initial.items()}
+        trained = {name: _placed_as(array, arrays[f"weights.{name}"]) for name, array in initial.items()}
         leaves, treedef = jax.tree.flatten(state)
         state = jax.tree.unflatten(
             treedef, [_placed_as(leaf, arrays[f"optimizer.{i}"]) for i, leaf in enumerate(leaves)]
@@ -312,6 +313,18 @@ class _Run:
         for path, digest in self._data.digests.items():
             found[f"the contents of {path}"] = digest
         return {name: _plain(value) for name, value in found.items()}
+
+
+def _on_mesh_of(model: Any, arrays: Any) -> Any:
+    """Arrays on the mesh that the model's are on, as a step returns them: others would have it compiled once more."""
+    leaves = [leaf for leaf in jax.tree.leaves(model) if isinstance(leaf, jax.Array)]
+    meshes = [leaf.sharding.mesh for leaf in leaves if isinstance(leaf.sharding, NamedSharding)]
+    if not meshes:
+        return arrays
+    everywhere = NamedSharding(meshes[0], PartitionSpec())
+    return jax.tree.map(
+        lambda leaf: leaf if isinstance(leaf.sharding, NamedSharding) else put(leaf, everywhere), arrays
+    )
 
 
 def _placed_as(like: jax.Array, array: np.ndarray) -> jax.Array:
