@@ -8,17 +8,24 @@
 namespace jaxis {
 namespace {
 
+constexpr uint32_t kBiased = 0x80808080u;  // adds 128 to each of four bytes
+
 int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-// Rows of 32-bit words to columns of them. In squares that stay in cache: rows are far apart in the source, columns in
-// the panel.
-void transpose_words(const uint8_t* rows, int64_t row_bytes, int64_t num_words, uint8_t* out) {
+// Rows of 32-bit words to columns of them, with the bits of `flipped` flipped. In squares that stay in cache: rows are
+// far apart in the source, columns in the panel.
+void transpose_words(const uint8_t* rows, int64_t row_bytes, int64_t num_words, uint32_t flipped, uint8_t* out) {
   constexpr int64_t kWords = 32;
   for (int64_t begin = 0; begin < num_words; begin += kWords) {
     const int64_t end = begin + kWords < num_words ? begin + kWords : num_words;
     for (int64_t r = 0; r < kPanelRows; ++r) {
       const uint8_t* from = rows + r * row_bytes;
-      for (int64_t c = begin; c < end; ++c) std::memcpy(out + (c * kPanelRows + r) * 4, from + c * 4, 4);
+      for (int64_t c = begin; c < end; ++c) {
+        uint32_t word;
+        std::memcpy(&word, from + c * 4, 4);
+        word ^= flipped;
+        std::memcpy(out + (c * kPanelRows + r) * 4, &word, 4);
+      }
     }
   }
 }
@@ -30,7 +37,7 @@ void pack_plain(const Pack& p, int64_t panel) {
   uint8_t* packed = p.packed + panel * panel_bytes(p.format);
   const T* data = static_cast<const T*>(p.data) + panel * kPanelRows * k;
   if ((panel + 1) * kPanelRows <= p.n && k == padded) {
-    transpose_words(reinterpret_cast<const uint8_t*>(data), k * sizeof(T), k / interleave, packed);
+    transpose_words(reinterpret_cast<const uint8_t*>(data), k * sizeof(T), k / interleave, 0, packed);
     return;
   }
   T* out = reinterpret_cast<T*>(packed);
@@ -45,15 +52,18 @@ void pack_plain(const Pack& p, int64_t panel) {
 void pack_int8(const Pack& p, int64_t panel) {
   const int64_t k = p.format.k, num_words = round_up(k, kActivationGroup) / 4;
   uint8_t* out = p.packed + panel * panel_bytes(p.format);
+  const auto* rows = static_cast<const uint8_t*>(p.data) + panel * kPanelRows * k;
+  const bool is_whole = (panel + 1) * kPanelRows <= p.n && k % kActivationGroup == 0;
+  if (is_whole) transpose_words(rows, k, num_words, kBiased, out);
   for (int64_t r = 0; r < kPanelRows; ++r) {
     const int64_t row = panel * kPanelRows + r;
-    const uint8_t* data = static_cast<const uint8_t*>(p.data) + row * k;
+    const uint8_t* data = rows + r * k;
     const int64_t columns = row < p.n ? k : 0;
-    for (int64_t w = 0; w < num_words; ++w) {
+    for (int64_t w = 0; !is_whole && w < num_words; ++w) {
       const int64_t left = columns - 4 * w;
       uint32_t word = 0;
       if (left > 0) std::memcpy(&word, data + 4 * w, static_cast<size_t>(left < 4 ? left : 4));
-      word ^= 0x80808080u;
+      word ^= kBiased;
       std::memcpy(out + (w * kPanelRows + r) * 4, &word, 4);
     }
     const float scale = row < p.n ? static_cast<const float*>(p.scales)[row] : 0.0f;

@@ -24,6 +24,19 @@ void add_bits(const uint8_t* dense, int shift, uint8_t* codes) {
   }
 }
 
+// The codes of a unit of four bits each, to a byte each.
+void split_codes(const uint8_t* dense, uint8_t* codes) {
+  for (int64_t i = 0; i < kUnit / 2; i += 4) {
+    uint32_t joined;
+    std::memcpy(&joined, dense + i, 4);
+    uint64_t eight = joined;
+    eight = (eight | eight << 16) & 0x0000ffff0000ffffu;
+    eight = (eight | eight << 8) & 0x00ff00ff00ff00ffu;
+    eight = (eight | eight << 4) & 0x0f0f0f0f0f0f0f0fu;
+    std::memcpy(codes + 2 * i, &eight, 8);
+  }
+}
+
 // A row's codes of a unit: four columns a word, the first in the lowest byte.
 void read_codes(const Pack& p, int64_t row, int64_t column, uint32_t* steps) {
   const int64_t at = row * p.format.k + column;
@@ -38,7 +51,7 @@ void read_codes(const Pack& p, int64_t row, int64_t column, uint32_t* steps) {
     add_bits<2>(data + at / 4, 0, codes);
     if (p.source_bits == 3) add_bits<1>(p.high + at / 8, 2, codes);
   } else {
-    add_bits<4>(data + at / 2, 0, codes);
+    split_codes(data + at / 2, codes);
     if (p.source_bits == 5) add_bits<1>(p.high + at / 8, 4, codes);
     if (p.source_bits == 6) add_bits<2>(p.high + at / 4, 4, codes);
   }

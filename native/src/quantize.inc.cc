@@ -2,6 +2,7 @@
 #include "quantize.h"
 
 #include <cstdint>
+#include <cstring>
 
 #include "quantize_affine.h"
 #include "quantize_row.h"
@@ -37,10 +38,15 @@ JAXIS_INLINE float clipped(float x, float low, float high) {
   return x < high ? x : high;
 }
 
+constexpr float kShift = 12582912.0f;  // 1.5 * 2**23: what is added to it loses its fraction
+
 // Rounds to nearest even, clipped. `divisor` is infinite where the scale is 0.
 JAXIS_INLINE float quotient(float x, float divisor, float low, float high) {
-  constexpr float kShift = 12582912.0f;  // 1.5 * 2**23: what is added to it loses its fraction
   return clipped(x / divisor, low, high) + kShift - kShift;
+}
+
+JAXIS_INLINE F32x16 quotients(F32x16 x, F32x16 divisor, F32x16 low, F32x16 high) {
+  return min(max(x / divisor, low), high) + broadcast(kShift) - broadcast(kShift);
 }
 
 JAXIS_INLINE float divisor_of(float scale) { return scale == 0.0f ? from_bits(kExponent) : scale; }
@@ -74,19 +80,44 @@ JAXIS_INLINE float mse_scale(const float* x, int64_t size, bool wide, float* scr
   return squared_error(x, size, clipping, scratch) < squared_error(x, size, plain, scratch) ? clipping : plain;
 }
 
+// The first `count` of sixteen integral values in [-128, 127].
+JAXIS_INLINE void store_part_i8(int8_t* out, F32x16 values, int64_t count) {
+  if (count >= kLanes) return store_i8(out, values);
+  int8_t lanes[kLanes];
+  store_i8(lanes, values);
+  std::memcpy(out, lanes, static_cast<size_t>(count));
+}
+
 JAXIS_INLINE void quantize_to_int8(const float* x, int64_t size, float scale, int8_t* out) {
-  const float divisor = divisor_of(scale);
-  for (int64_t i = 0; i < size; ++i) {
-    out[i] = static_cast<int8_t>(static_cast<int32_t>(quotient(x[i], divisor, -127.0f, 127.0f)));
+  const F32x16 divisor = broadcast(divisor_of(scale)), low = broadcast(-127.0f), high = broadcast(127.0f);
+  for (int64_t i = 0; i < size; i += kLanes) {
+    store_part_i8(out + i, quotients(load_part(x + i, size - i), divisor, low, high), size - i);
   }
 }
 
-// In x's place: whole numbers from 0 to 15.
-JAXIS_INLINE void quantize_to_int4(float* x, int64_t size, float scale, float low, float high, float zero_point) {
-  const float divisor = divisor_of(scale);
-  for (int64_t i = 0; i < size; ++i) {
-    x[i] = clipped(quotient(x[i], divisor, low, high) + zero_point, 0.0f, 15.0f);
+// To whole numbers from 0 to 15. `out` may begin where x does, or before.
+JAXIS_INLINE void quantize_to_int4(const float* x, int64_t size, float scale, float low, float high, float zero_point,
+                                   int8_t* out) {
+  const F32x16 divisor = broadcast(divisor_of(scale));
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const F32x16 quotient = quotients(load_part(x + i, size - i), divisor, broadcast(low), broadcast(high));
+    const F32x16 code = min(max(quotient + broadcast(zero_point), zero()), broadcast(15.0f));
+    store_part_i8(out + i, code, size - i);
   }
+}
+
+// Codes of a byte each to codes of half a byte, the earlier one in the low half.
+JAXIS_INLINE void join_codes(const int8_t* codes, int64_t size, uint8_t* out) {
+  int64_t i = 0;
+  for (; i + 8 <= size; i += 8) {
+    uint64_t eight;
+    std::memcpy(&eight, codes + i, 8);
+    eight = (eight | eight >> 4) & 0x00ff00ff00ff00ffu;
+    eight = (eight | eight >> 8) & 0x0000ffff0000ffffu;
+    eight |= eight >> 16;
+    std::memcpy(out + i / 2, &eight, 4);
+  }
+  for (; i + 2 <= size; i += 2) out[i / 2] = static_cast<uint8_t>(codes[i] | codes[i + 1] << 4);
 }
 
 // Scales of groups of int8, rounded up to codes times a power of two of the row; then the row's integers.
@@ -117,6 +148,7 @@ bool quantize_groups(const Quantize& a) {
   const int64_t num_groups = a.k / group_size;
   float* const x = a.scratch;
   float* const sums = a.scratch + a.k;
+  int8_t* const codes = reinterpret_cast<int8_t*>(x);  // in place of the groups that were quantized
   for (int64_t row = 0; row < a.rows; ++row) {
     upcast_row(a, row, x);
     if ((to_bits(largest_magnitude(x, a.k)) & kExponent) == kExponent) return false;
@@ -134,7 +166,7 @@ bool quantize_groups(const Quantize& a) {
           break;
         case Calibration::kInt4AbsMax:
           scale = rounded_scale(largest_magnitude(group, group_size) / 7.0f, a.wide_scales);
-          quantize_to_int4(group, group_size, scale, -8.0f, 7.0f, 8.0f);
+          quantize_to_int4(group, group_size, scale, -8.0f, 7.0f, 8.0f, codes + g * group_size);
           break;
         case Calibration::kInt4MinMax: {
           const Range r = range(group, group_size);
@@ -142,13 +174,13 @@ bool quantize_groups(const Quantize& a) {
           const float low = r.low < 0.0f ? r.low : 0.0f, high = r.high > 0.0f ? r.high : 0.0f;
           scale = rounded_scale((high - low) / 15.0f, a.wide_scales);
           const float zero_point = quotient(-low, divisor_of(scale), 0.0f, 15.0f);
-          quantize_to_int4(group, group_size, scale, -15.0f, 15.0f, zero_point);
+          quantize_to_int4(group, group_size, scale, -15.0f, 15.0f, zero_point, codes + g * group_size);
           a.zero_points[row * num_groups + g] = static_cast<uint8_t>(zero_point);
           break;
         }
         case Calibration::kInt4Mse:
           scale = mse_scale(group, group_size, a.wide_scales, sums);
-          quantize_to_int4(group, group_size, scale, -8.0f, 7.0f, 8.0f);
+          quantize_to_int4(group, group_size, scale, -8.0f, 7.0f, 8.0f, codes + g * group_size);
           break;
         case Calibration::kInt4Affine:
         case Calibration::kInt5Affine:
@@ -163,10 +195,7 @@ bool quantize_groups(const Quantize& a) {
       }
     }
     if (a.calibration != Calibration::kInt8AbsMax) {
-      uint8_t* out = static_cast<uint8_t*>(a.qvalue) + row * (a.k / 2);
-      for (int64_t i = 0; i < a.k / 2; ++i) {
-        out[i] = static_cast<uint8_t>(static_cast<int32_t>(x[2 * i]) | static_cast<int32_t>(x[2 * i + 1]) << 4);
-      }
+      join_codes(codes, a.k, static_cast<uint8_t*>(a.qvalue) + row * (a.k / 2));
     }
   }
   return true;

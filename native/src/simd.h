@@ -163,10 +163,10 @@ JAXIS_INLINE F32x16 load_u8(const uint8_t* p) {
           _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load_8_bytes(p + 8)))};
 }
 JAXIS_INLINE void store_i8(int8_t* p, F32x16 x) {
-  alignas(32) int32_t extended[16];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(extended), _mm256_cvtps_epi32(x.a));
-  _mm256_store_si256(reinterpret_cast<__m256i*>(extended + 8), _mm256_cvtps_epi32(x.b));
-  for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(extended[i]);
+  const __m256i a = _mm256_cvtps_epi32(x.a), b = _mm256_cvtps_epi32(x.b);
+  const __m128i first = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  const __m128i second = _mm_packs_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(first, second));
 }
 
 #elif defined(JAXIS_SIMD_NEON)
