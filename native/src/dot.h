@@ -380,6 +380,15 @@ JAXIS_INLINE I32x16 end_quad_sums(QuadSums sums, I32x16) { return sums.v; }
 
 JAXIS_INLINE U8x64 load_u8x64(const uint8_t* p) { return for_dot(load_bytes(p)); }
 
+// What comes after the sum is not loaded before it: for Arm, GCC would load more than fits into registers.
+JAXIS_INLINE void keep_order(I32x16* sum) {
+#if defined(JAXIS_SIMD_DOTPROD)
+  asm volatile("" : "+w"(sum->v[0]), "+w"(sum->v[1]), "+w"(sum->v[2]), "+w"(sum->v[3])::"memory");
+#else
+  (void)sum;
+#endif
+}
+
 // Stores four quantized activations for load_activation_quad.
 JAXIS_INLINE void store_activation_quad(uint8_t* p, const int8_t* q) {
 #if defined(JAXIS_SIMD_VNNI) || defined(JAXIS_SIMD_DOTPROD)

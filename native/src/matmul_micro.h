@@ -276,7 +276,10 @@ JAXIS_INLINE void part_dots(const int32_t* offsets, const uint8_t** x, const uin
     for (int r = 0; r < R; ++r, xi += kActivationBytes) {
       const ActivationQuad four = load_activation_quad(xi);
 #pragma GCC unroll 2
-      for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dots[r][h], values[h], four);
+      for (int h = 0; h < kHalves; ++h) {
+        dots[r][h] = dot(dots[r][h], values[h], four);
+        if constexpr (R > 1) keep_order(&dots[r][h]);
+      }
     }
   }
   *x = xi;
