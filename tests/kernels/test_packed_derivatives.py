@@ -1,6 +1,7 @@
 """Products with packed weights have the derivatives of their definitions, also with respect to what was packed."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
+from jaxis.kernels.activations import KERNEL_NAMES
 from jaxis.kernels.weights import ExpertStacks, experts, fused_matmul, gated_matmul, head_matmul, lookup, matmul, pack
 from jaxis.kernels.weights.stack_packer import pack_stack
 from jaxis.layers.glu import GLU, ClampedGLU
@@ -49,12 +51,13 @@ def check(function, definition, x, *masters, dtype):
 def test_products(dtype):
     x, gate, up = draw(0, NUM_TOKENS, SIZE), draw(1, 40, SIZE), draw(2, 40, SIZE)
     check(matmul, lambda x, w: x @ w.T, x, gate, dtype=dtype)
-    check(
-        lambda x, gate, up: gated_matmul(x, gate, up, jax.nn.silu),
-        lambda x, gate, up: jax.nn.silu(x @ gate.T) * (x @ up.T),
-        *(x, gate, up),
-        dtype=dtype,
-    )
+    for activation in KERNEL_NAMES:
+        check(
+            functools.partial(gated_matmul, activation=activation),
+            lambda x, gate, up, activation=activation: activation(x @ gate.T) * (x @ up.T),
+            *(x, gate, up),
+            dtype=dtype,
+        )
     check(
         lambda x, *weights: jnp.concatenate(fused_matmul(x, weights), -1),
         lambda x, *weights: jnp.concatenate([x @ w.T for w in weights], -1),
@@ -69,6 +72,17 @@ def test_products(dtype):
     )
     ids = jnp.asarray([3, 0, 3, 39])
     check(lambda x, w: x * lookup(ids, w, jnp.float32), lambda x, w: x * w[ids], draw(5, 4, 1), gate, dtype=dtype)
+
+
+@pytest.mark.parametrize("activation", KERNEL_NAMES)
+def test_a_gated_product_has_the_same_bits_where_it_is_differentiated(activation):
+    x, gate, up = draw(0, NUM_TOKENS, SIZE), *(pack(np.asarray(draw(seed, 40, SIZE))) for seed in (1, 2))
+    addends = [draw(seed, NUM_TOKENS, 40) for seed in (3, 4)]
+
+    def product(x):
+        return gated_matmul(x, gate, up, activation, addends)
+
+    np.testing.assert_array_equal(jax.jit(lambda x: jax.vjp(product, x)[0])(x), jax.jit(product)(x))
 
 
 @pytest.mark.sampled

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,9 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.kernels import native
+from jaxis.kernels.gates import gated
 from jaxis.kernels.host_threads import for_each_part
-from jaxis.kernels.native_constants import ACTIVATIONS, MAX_MATRICES, PANEL_ROWS
+from jaxis.kernels.native_constants import ACTIVATIONS, GATES, MAX_MATRICES, PANEL_ROWS
 from jaxis.kernels.weights import quantize_native
 from jaxis.kernels.weights.packed_format import GROUP_SIZES, PackedFormat, PanelSources
 from jaxis.kernels.weights.scheme import BITS, NOT_FINITE, WeightScheme, check_quantizable
@@ -333,10 +334,39 @@ def _product(
             products = [y * factor for y, factor in zip(products, factors, strict=True)]
         if activation is None:
             return tuple(products)
-        gate, up = products
-        return (_DEFINITIONS[activation](gate) * up,)
+        return _gate(activation, *products)
 
-    return native.transformable(kernel, definition)
+    if activation is None:
+        return native.transformable(kernel, definition)
+    return _deriving_from_products(
+        native.transformable(kernel, definition), _product(forms, quantizes_input, None), activation
+    )
+
+
+def _deriving_from_products(
+    fused: Callable[..., tuple[jax.Array, ...]], product: Callable[..., tuple[jax.Array, ...]], activation: str
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """`fused`, but where it is differentiated, the two products are kept for that instead of computed again."""
+
+    def separate(*operands: Any) -> tuple[jax.Array, ...]:
+        gate, up = product(*operands)
+        # The same operations on each element as in the fused kernel.
+        return (gated(up, gate, activation),) if activation in GATES else _gate(activation, gate, up)
+
+    def forward(*operands: Any) -> tuple[tuple[jax.Array, ...], Callable[..., Any]]:
+        result, derive = jax.vjp(separate, *operands)
+        return result if activation in GATES else fused(*operands), derive
+
+    def backward(derive: Callable[..., Any], cotangents: tuple[jax.Array, ...]) -> Any:
+        return derive(cotangents)
+
+    wrapped = jax.custom_vjp(fused)
+    wrapped.defvjp(forward, backward)
+    return wrapped
+
+
+def _gate(activation: str, gate: jax.Array, up: jax.Array) -> tuple[jax.Array, ...]:
+    return (_DEFINITIONS[activation](gate) * up,)
 
 
 def floats_of(weight: PackedWeight) -> jax.Array:
