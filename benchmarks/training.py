@@ -47,7 +47,7 @@ def jaxis_steps(options: argparse.Namespace, done: Callable[[float], None]) -> N
     from jaxis.training.examples import Example
     from jaxis.training.methods import make_objective
     from jaxis.training.optimizer import make_optimizer
-    from jaxis.training.step import make_step
+    from jaxis.training.step import begin, make_step
     from jaxis.training.trainable import make_trainable
 
     path, dtype = options.checkpoint, jax.numpy.dtype(options.dtype)
@@ -70,7 +70,8 @@ def jaxis_steps(options: argparse.Namespace, done: Callable[[float], None]) -> N
     batch = Batches(items, BatchShape(1, options.rows, options.tokens), seed=None).batch(0)
     optimizer = make_optimizer(config.training, lambda _: jax.numpy.asarray(1e-4))
     step = make_step(model.forward(is_training=True), make_objective(config.training), model.combine, optimizer, 1.0)
-    trained, state, key = model.initial, optimizer.init(model.initial), jax.random.key(0)
+    trained, state = begin(model.initial, model.frozen, optimizer)
+    key = jax.random.key(0)
     for _ in range(options.steps + 1):
         trained, state, reported = step(trained, model.frozen, state, batch, key)
         done(float(reported["loss"]))

@@ -9,8 +9,10 @@ from typing import Any, Protocol, cast
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.engine.execution.program_context import jit
+from jaxis.parallel.mesh import put
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.functional_model import Values
 from jaxis.training.layer_calls import RouterSums
@@ -41,6 +43,24 @@ class GradientFunction(Protocol):
     ) -> tuple[jax.Array, Trained, Sums]:
         """The loss, its gradient, and what is reported."""
         ...
+
+
+def begin(initial: Trained, frozen: Values, optimizer: optax.GradientTransformation) -> tuple[Trained, optax.OptState]:
+    """What the first step takes: the values to train and the optimizer's state.
+
+    Both are on the mesh that the model's arrays are on, as a step returns them: others would have it
+    compiled once more.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves((initial, frozen)) if isinstance(leaf, jax.Array)]
+    meshes = [leaf.sharding.mesh for leaf in leaves if isinstance(leaf.sharding, NamedSharding)]
+
+    def on_mesh(leaf: jax.Array) -> jax.Array:
+        if not meshes or isinstance(leaf.sharding, NamedSharding):
+            return leaf
+        return put(leaf, NamedSharding(meshes[0], PartitionSpec()))
+
+    trained = jax.tree.map(on_mesh, initial)
+    return trained, jax.tree.map(on_mesh, optimizer.init(trained))
 
 
 def make_gradient(

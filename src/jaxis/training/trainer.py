@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.errors import ConfigError, EngineError
@@ -33,7 +33,7 @@ from jaxis.training.meter import Meter
 from jaxis.training.methods import TrainingData, load_data, make_objective
 from jaxis.training.optimizer import make_optimizer, make_schedule
 from jaxis.training.run_log import RunLog
-from jaxis.training.step import Evaluate, Trained, make_evaluation, make_step
+from jaxis.training.step import Evaluate, Trained, begin, make_evaluation, make_step
 from jaxis.training.stop_signals import stop_signals
 from jaxis.training.trainable import Trainable, make_trainable, router_coefficient
 
@@ -215,8 +215,7 @@ class _Run:
 
     def _start(self, model: Trainable, resumed: Path | None) -> tuple[Trained, Any, int]:
         """What is trained, the optimizer's state and the first step."""
-        initial = _on_mesh_of((model.initial, model.frozen), model.initial)
-        state = _on_mesh_of((model.initial, model.frozen), self._optimizer.init(initial))
+        initial, state = begin(model.initial, model.frozen, self._optimizer)
         if resumed is None:
             return initial, state, 0
         run_state, arrays = load_checkpoint(resumed)
@@ -313,18 +312,6 @@ class _Run:
         for path, digest in self._data.digests.items():
             found[f"the contents of {path}"] = digest
         return {name: _plain(value) for name, value in found.items()}
-
-
-def _on_mesh_of(model: Any, arrays: Any) -> Any:
-    """Arrays on the mesh that the model's are on, as a step returns them: others would have it compiled once more."""
-    leaves = [leaf for leaf in jax.tree.leaves(model) if isinstance(leaf, jax.Array)]
-    meshes = [leaf.sharding.mesh for leaf in leaves if isinstance(leaf.sharding, NamedSharding)]
-    if not meshes:
-        return arrays
-    everywhere = NamedSharding(meshes[0], PartitionSpec())
-    return jax.tree.map(
-        lambda leaf: leaf if isinstance(leaf.sharding, NamedSharding) else put(leaf, everywhere), arrays
-    )
 
 
 def _placed_as(like: jax.Array, array: np.ndarray) -> jax.Array:
