@@ -8,8 +8,6 @@
 namespace jaxis {
 namespace {
 
-constexpr uint32_t kBiased = 0x80808080u;  // adds 128 to each of four bytes
-
 int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 // Rows of 32-bit words to columns of them, with the bits of `flipped` flipped. In squares that stay in cache: rows are
@@ -53,19 +51,22 @@ void pack_int8(const Pack& p, int64_t panel) {
   const int64_t k = p.format.k, num_words = round_up(k, kActivationGroup) / 4;
   uint8_t* out = p.packed + panel * panel_bytes(p.format);
   const auto* rows = static_cast<const uint8_t*>(p.data) + panel * kPanelRows * k;
-  const bool is_whole = (panel + 1) * kPanelRows <= p.n && k % kActivationGroup == 0;
-  if (is_whole) transpose_words(rows, k, num_words, kBiased, out);
+  if ((panel + 1) * kPanelRows <= p.n && k % kActivationGroup == 0) {
+    transpose_words(rows, k, num_words, kByteSigns, out);
+  } else {
+    for (int64_t r = 0; r < kPanelRows; ++r) {
+      const int64_t columns = panel * kPanelRows + r < p.n ? k : 0;
+      for (int64_t w = 0; w < num_words; ++w) {
+        const int64_t left = columns - 4 * w;
+        uint32_t word = 0;
+        if (left > 0) std::memcpy(&word, rows + r * k + 4 * w, static_cast<size_t>(left < 4 ? left : 4));
+        word ^= kByteSigns;
+        std::memcpy(out + (w * kPanelRows + r) * 4, &word, 4);
+      }
+    }
+  }
   for (int64_t r = 0; r < kPanelRows; ++r) {
     const int64_t row = panel * kPanelRows + r;
-    const uint8_t* data = rows + r * k;
-    const int64_t columns = row < p.n ? k : 0;
-    for (int64_t w = 0; !is_whole && w < num_words; ++w) {
-      const int64_t left = columns - 4 * w;
-      uint32_t word = 0;
-      if (left > 0) std::memcpy(&word, data + 4 * w, static_cast<size_t>(left < 4 ? left : 4));
-      word ^= kBiased;
-      std::memcpy(out + (w * kPanelRows + r) * 4, &word, 4);
-    }
     const float scale = row < p.n ? static_cast<const float*>(p.scales)[row] : 0.0f;
     std::memcpy(out + (num_words * kPanelRows + r) * 4, &scale, 4);
   }

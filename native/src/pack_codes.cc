@@ -43,7 +43,7 @@ void read_codes(const Pack& p, int64_t row, int64_t column, uint32_t* steps) {
   const auto* data = static_cast<const uint8_t*>(p.data);
   if (p.source_bits == 8) {
     std::memcpy(steps, data + at, kUnit);
-    for (int64_t s = 0; p.is_signed && s < kSteps; ++s) steps[s] ^= 0x80808080u;
+    for (int64_t s = 0; p.is_signed && s < kSteps; ++s) steps[s] ^= kByteSigns;
     return;
   }
   uint8_t codes[kUnit] = {};
