@@ -101,15 +101,28 @@ class GrpoParams(ConfigSection):
 
     def _check_sampling(self) -> None:
         try:
-            params = SamplingParams(
-                temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p or 0.0
-            )
+            params = self.distribution
         except RequestError as error:
             raise ConfigError(f"training.grpo.{error}") from None
         if params.greedy:
             raise ConfigError(
                 f"training.grpo.temperature={self.temperature} makes all answers of a group alike: give one above 0"
             )
+
+    @property
+    def distribution(self) -> SamplingParams:
+        """What tokens are sampled from; log-probabilities are of it, too.
+
+        Raises:
+          RequestError: A value is out of its range.
+        """
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p or 0.0,
+            logprobs_mode="processed_logprobs",
+        )
 
     @property
     def has_filters(self) -> bool:

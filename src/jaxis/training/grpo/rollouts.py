@@ -78,13 +78,7 @@ class Rollouts:
         # What an environment says at its start makes prompts longer.
         self._longest = self._prompts.longest if self._environments is None else longest
         self._max_tokens = self._longest + grpo.max_completion_length
-        self._distribution = SamplingParams(
-            temperature=grpo.temperature,
-            top_p=grpo.top_p,
-            top_k=grpo.top_k,
-            min_p=grpo.min_p or 0.0,
-            logprobs_mode="processed_logprobs",
-        )
+        self._distribution = grpo.distribution
         self._base = base
         self._engine: LiveEngine | None = None
         self._fails = training.on_mismatch == ERROR
@@ -236,17 +230,17 @@ class Rollouts:
             sampled[row][first : first + len(episode.ids)] = episode.logprobs
             weights[row][first : first + len(episode.ids)] = gains[number]
         arrays = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        params = self._params
+        drawn_from = self._distribution
         return RolloutBatch(
             **arrays,
             sampled_logprobs=sampled,
             advantages=weights,
             vocab_positions=np.zeros((num_micro_batches, 0), np.int32),
             vocab_logprobs=np.zeros((num_micro_batches, 0, 0), np.float32),
-            temperature=np.full(num_micro_batches, params.temperature, np.float32),
-            top_k=np.full(num_micro_batches, params.top_k if params.top_k > 0 else ALL_TOKENS, np.int32),
-            top_p=np.full(num_micro_batches, params.top_p, np.float32),
-            min_p=np.full(num_micro_batches, params.min_p or 0.0, np.float32),
+            temperature=np.full(num_micro_batches, drawn_from.temperature, np.float32),
+            top_k=np.full(num_micro_batches, drawn_from.top_k if drawn_from.top_k > 0 else ALL_TOKENS, np.int32),
+            top_p=np.full(num_micro_batches, drawn_from.top_p, np.float32),
+            min_p=np.full(num_micro_batches, drawn_from.min_p, np.float32),
         )
 
     def _with_vocabulary(self, batch: RolloutBatch, step: int, engine: LiveEngine, model: JaxModule) -> RolloutBatch:
