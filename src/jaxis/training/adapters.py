@@ -169,10 +169,10 @@ def choose_layers(model: JaxModule, params: PeftParams, modules: Collection[str]
         if theirs in modules and not _is_named(theirs, unadaptable):
             sizes[name] = (layer.input_size, layer.output_size)
         elif params.targets:
-            why = "transformers may not call" if theirs in modules else "the checkpoint has fused or otherwise"
-            raise ConfigError(
-                f"peft.lora_target_modules names {theirs!r}, which {why}, so that PEFT could not adapt it: leave it out"
-            )
+            what = "PEFT cannot adapt in transformers' model: leave it out, or give peft.peft_save_mode=merged"
+            if theirs not in modules:
+                what = "the checkpoint has fused or otherwise, so that PEFT could not find it: leave it out"
+            raise ConfigError(f"peft.lora_target_modules names {theirs!r}, which {what}")
     for end in params.targets or ():
         if not any(_is_named(theirs, (end,)) for theirs in found.values()):
             known = ", ".join(sorted({theirs.rpartition(".")[2] for theirs in found.values()}))
