@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -124,6 +125,14 @@ def check_killed(checkpoint, rows, output, whole, monkeypatch, kind):
     assert any("checkpoint-2, step 2 of 6" in line for line in lines)
     assert files_of(output) == files_of(whole)
     assert training.metrics(output) == training.metrics(whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_compiled_once(checkpoint, tmp_path, kind, caplog):
+    alike = training.write_rows(tmp_path / "rows.jsonl", [ROWS[1]] * 4)  # batches of one shape
+    with jax.log_compiles():
+        training.run(config_of(checkpoint, alike, tmp_path / "out", kind, max_steps=3))
+    assert sum("Compiling jit(step)" in message for message in caplog.messages) == 1
 
 
 @pytest.mark.slow

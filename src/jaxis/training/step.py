@@ -48,8 +48,7 @@ class GradientFunction(Protocol):
 def begin(initial: Trained, frozen: Values, optimizer: optax.GradientTransformation) -> tuple[Trained, optax.OptState]:
     """What the first step takes: the values to train and the optimizer's state.
 
-    Both are on the mesh that the model's arrays are on, as a step returns them: others would have it
-    compiled once more.
+    Both are on the mesh of the model's arrays, as a step returns them: others would have it compiled once more.
     """
     leaves = [leaf for leaf in jax.tree.leaves((initial, frozen)) if isinstance(leaf, jax.Array)]
     meshes = [leaf.sharding.mesh for leaf in leaves if isinstance(leaf.sharding, NamedSharding)]
