@@ -47,6 +47,7 @@ CHANGES = {
     "GLM-4.7 Flash": {"mlp_layer_types": ["dense", "sparse", "sparse"], "first_k_dense_replace": 1},
     "Mistral, window": {"sliding_window": None},
     "SmolLM3": {"no_rope_layers": [1, 1, 1, 0]},
+    "Gemma": {"attention_bias": False},
     "LFM2": {"conv_bias": False},
     "LFM2 MoE": {"routed_scaling_factor": 1.0},
 }
@@ -56,6 +57,8 @@ LEFT_OUT = {
     "Qwen3 MoE, dense layers between, biases": "llama.cpp has experts in every layer",
     "Llama 4, dense layers between, no norms": "llama.cpp has norms and temperatures by the model's size",
     "DeepSeek V3, half-split rope, biases": "llama.cpp has neither",
+    "StarCoder, heads of their own": "llama.cpp's converter does not write it",
+    "Falcon RW": "llama.cpp's Falcon has a rope",
 }
 
 

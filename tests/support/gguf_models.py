@@ -51,6 +51,28 @@ ARCHITECTURES = {
     "Qwen3_5MoeForCausalLM": "qwen35moe",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2moe",
+    "GPT2LMHeadModel": "gpt2",
+    "GPTBigCodeForCausalLM": "starcoder",
+    "GPTNeoXForCausalLM": "gptneox",
+    "FalconForCausalLM": "falcon",
+    "BloomForCausalLM": "bloom",
+    "MptForCausalLM": "mpt",
+    "PhiForCausalLM": "phi2",
+    "StableLmForCausalLM": "stablelm",
+    "GemmaForCausalLM": "gemma",
+    "InternLM2ForCausalLM": "internlm2",
+    "ExaoneForCausalLM": "exaone",
+    "NemotronForCausalLM": "nemotron",
+    "GlmForCausalLM": "chatglm",
+}
+_USUAL_KEYS = {
+    **dict.fromkeys(("n_embd", "d_model"), "hidden_size"),
+    **dict.fromkeys(("n_head", "n_heads"), "num_attention_heads"),
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers"), "num_hidden_layers"),
+    **dict.fromkeys(("n_positions", "max_seq_len"), "max_position_embeddings"),
+    **dict.fromkeys(("n_inner", "ffn_hidden_size"), "intermediate_size"),
+    "num_kv_heads": "num_key_value_heads",
+    "norm_eps": "layer_norm_eps",
 }
 QuantizedRows = tuple[np.ndarray, gguf.GGMLQuantizationType]
 
@@ -81,6 +103,8 @@ def write_gguf(
     """
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
+    if architecture in _SPECIAL_KEYS_OF_CLASSICS:
+        config = {_USUAL_KEYS.get(key, key): value for key, value in config.items()}
     values = _keys(config, architecture, separate_latent_heads) | dict(keys or {})
     values = {key: value for key, value in values.items() if value is not None}
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
@@ -123,15 +147,17 @@ def _keys(config: dict[str, Any], architecture: str, separate_latent_heads: bool
     full_rope = rope.get("full_attention", rope)
     values = {
         "block_count": config["num_hidden_layers"],
-        "context_length": config["max_position_embeddings"],
+        "context_length": config.get("max_position_embeddings", 2048),
         "embedding_length": hidden,
         "feed_forward_length": config.get("intermediate_size"),
         "attention.head_count": heads,
         "attention.head_count_kv": config.get("num_key_value_heads"),
-        "rope.freq_base": float(full_rope["rope_theta"]),
+        "rope.freq_base": float(full_rope["rope_theta"]) if full_rope else None,
         "rope.freq_base_swa": rope.get("sliding_attention", {}).get("rope_theta"),
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
-        "attention.layer_norm_epsilon": config.get("layer_norm_eps", config.get("norm_epsilon")),
+        "attention.layer_norm_epsilon": next(
+            (config[key] for key in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon") if key in config), None
+        ),
         "expert_count": config.get("num_local_experts", config.get("num_experts", config.get("n_routed_experts"))),
         "expert_used_count": config.get("num_experts_per_tok"),
         "expert_group_count": config.get("n_group"),
@@ -139,9 +165,9 @@ def _keys(config: dict[str, Any], architecture: str, separate_latent_heads: bool
         "attention.key_length": config.get("head_dim"),
         "attention.value_length": config.get("head_dim"),
     }
-    if full_rope["rope_type"] == "linear":
+    if full_rope.get("rope_type") == "linear":
         values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(full_rope["factor"])}
-    if full_rope["rope_type"] == "yarn":
+    if full_rope.get("rope_type") == "yarn":
         values |= {
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": float(full_rope["factor"]),
@@ -149,7 +175,7 @@ def _keys(config: dict[str, Any], architecture: str, separate_latent_heads: bool
             "rope.scaling.yarn_beta_fast": full_rope.get("beta_fast"),
             "rope.scaling.yarn_beta_slow": full_rope.get("beta_slow"),
         }
-    if full_rope["rope_type"] == "longrope":
+    if full_rope.get("rope_type") == "longrope":
         values |= {"rope.scaling.type": "longrope"}
     head_dim = config.get("head_dim") or hidden // heads
     return values | _SPECIAL_KEYS[architecture](config, head_dim, full_rope, separate_latent_heads)
@@ -341,11 +367,64 @@ def _lfm2_keys(config: dict, *_: Any) -> dict[str, Any]:
     }
 
 
+def _partial_rope(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    parallel = config.get("use_parallel_residual")
+    return {
+        "rope.dimension_count": int(rope["partial_rotary_factor"] * head_dim),
+        "use_parallel_residual": parallel,
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
+    }
+
+
+def _four_times(config: dict, *_: Any) -> dict[str, Any]:
+    """Of families whose blocks are four times as wide as the model where config.json does not say."""
+    return {"feed_forward_length": config.get("intermediate_size") or 4 * config["hidden_size"]}
+
+
+def _starcoder_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {**_four_times(config), "attention.head_count_kv": 1}
+
+
+def _falcon_keys(config: dict, *_: Any) -> dict[str, Any]:
+    kv_heads = config["num_key_value_heads"] if config["new_decoder_architecture"] else 1
+    return {**_four_times(config), "attention.head_count_kv": kv_heads, "tensor_data_layout": "jploski"}
+
+
+def _mpt_keys(config: dict, *_: Any) -> dict[str, Any]:
+    attention = config["attn_config"]
+    biases = {"attention.max_alibi_bias": float(attention["alibi_bias_max"])}
+    return {**_four_times(config), **biases, "attention.clamp_kqv": attention["clip_qkv"]}
+
+
+def _exaone_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {
+        "attention.layer_norm_epsilon": None,
+        "attention.layer_norm_rms_epsilon": config.get("layer_norm_epsilon", config.get("rms_norm_eps")),
+        "rope.dimension_count": config["hidden_size"] // config["num_attention_heads"],
+    }
+
+
 def _no_keys(*_: Any) -> dict[str, Any]:
     return {}
 
 
+_SPECIAL_KEYS_OF_CLASSICS = {
+    "gpt2": _four_times,
+    "starcoder": _starcoder_keys,
+    "gptneox": _partial_rope,
+    "falcon": _falcon_keys,
+    "bloom": _four_times,
+    "mpt": _mpt_keys,
+    "phi2": _partial_rope,
+    "stablelm": _partial_rope,
+    "gemma": _no_keys,
+    "internlm2": _no_keys,
+    "exaone": _exaone_keys,
+    "nemotron": _partial_rope,
+    "chatglm": _partial_rope,
+}
 _SPECIAL_KEYS = {
+    **_SPECIAL_KEYS_OF_CLASSICS,
     "llama": _llama_keys,
     "granite": _granite_keys,
     "qwen2": _no_keys,
@@ -384,7 +463,9 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
         for name in tensors:
             if re.search(r"\.[qk]_proj\.(weight|bias)$", name):
                 tensors[name] = _permute(tensors[name], kv_heads if ".k_proj" in name else heads)
-    if architecture.startswith("gemma"):
+    if architecture in _SPECIAL_KEYS_OF_CLASSICS:
+        tensors = _of_classic(config, architecture, tensors)
+    if architecture.startswith(("gemma", "nemotron")):
         tensors = {name: t + 1 if name.endswith("norm.weight") else t for name, t in tensors.items()}
     if architecture.startswith("qwen35"):
         tensors = {name: _of_delta_net(config, name, tensor) for name, tensor in tensors.items()}
@@ -402,6 +483,34 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
         assert mapped is not None, name
         found[mapped] = tensor
     return found | _rope_tensors(config)
+
+
+def _of_classic(config: dict, architecture: str, tensors: Tensors) -> Tensors:
+    """GPT-2's weights turned, packed projections as all queries, all keys and all values, heads' norms in one."""
+    heads, groups = config["num_attention_heads"], config.get("num_key_value_heads") or config["num_attention_heads"]
+    if architecture == "falcon" and not config["new_decoder_architecture"]:
+        groups = 1
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        name = name.removeprefix("transformer.") if architecture == "bloom" else name
+        if architecture == "gpt2" and re.search(r"\.c_(attn|proj|fc)\.weight$", name):
+            tensor = tensor.T
+        if "query_key_value" in name or name.endswith(".wqkv.weight"):
+            by_group = tensor.reshape(groups, heads // groups + 2, -1, *tensor.shape[1:])
+            q, k, v = by_group[:, :-2], by_group[:, -2], by_group[:, -1]
+            q, k, v = (part.reshape(-1, *tensor.shape[1:]) for part in (q, k, v))
+            tensor = np.concatenate([q, k, v])
+            if architecture == "internlm2":
+                prefix = name.replace("attention.wqkv.weight", "self_attn.")
+                found |= {f"{prefix}q_proj.weight": _permute(q, heads), f"{prefix}k_proj.weight": _permute(k, groups)}
+                name, tensor = f"{prefix}v_proj.weight", v
+        if match := re.fullmatch(r"(.*[qk]_layernorm)\.norms\.(\d+)\.weight", name):
+            count = heads if "q_layernorm" in name else groups
+            name, head = f"{match[1]}.weight", int(match[2])
+            found.setdefault(name, np.zeros((count, *tensor.shape), np.float32))[head] = tensor
+            continue
+        found[name] = tensor
+    return found
 
 
 def _architecture_id(architecture: str) -> gguf.MODEL_ARCH:

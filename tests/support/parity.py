@@ -154,6 +154,11 @@ _GPT2 = {
     **{"max_position_embeddings": None, "intermediate_size": None},
     **{"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 1024},
 }
+_MPT = {
+    **{"num_key_value_heads": None, "hidden_size": None, "num_attention_heads": None, "num_hidden_layers": None},
+    **{"max_position_embeddings": None, "intermediate_size": None},
+    **{"d_model": 96, "n_heads": 6, "n_layers": 2, "max_seq_len": 1024},
+}
 _GROUPS = {"n_group": 4, "topk_group": 2}
 _NO_GROUPS = {"n_group": 1, "topk_group": 1}
 # Far fewer tokens than the contexts that are compared have; heads enough that no score is 0 in all of them.
@@ -797,6 +802,7 @@ FAMILIES = (
     ),
     Family("Ministral", "MinistralConfig", {**_TWO_KINDS, "sliding_window": 11, "head_dim": 24}),
     Family("EXAONE", "ExaoneConfig", _LLAMA31, architecture="ExaoneForCausalLM"),
+    Family("InternLM 2", "LlamaConfig", _rope(theta=1_000_000.0), architecture="InternLM2ForCausalLM"),
     Family("Solar Open", "SolarOpenConfig", {**_ROUTED_EXPERTS, "n_shared_experts": 2, "head_dim": 24, **_YARN}),
     Family("A.X K1", "AXK1Config", {**_LATENT, **_GROUPS}),
     Family("GPT-2", "GPT2Config", {**_GPT2, "n_inner": 96}),
@@ -817,6 +823,19 @@ FAMILIES = (
         },
     ),
     Family("GPT-J", "GPTJConfig", {**_GPT2, "rotary_dim": 8}),
+    Family("CodeGen", "CodeGenConfig", {**_GPT2, "rotary_dim": 8}),
+    Family(
+        "BLOOM",
+        "BloomConfig",
+        {**_FALCON, "num_attention_heads": 6, "hidden_size": 96, "max_position_embeddings": None},
+    ),
+    Family("MPT", "MptConfig", {**_MPT, "attn_config": {"clip_qkv": 0.5}}),
+    Family(
+        "Falcon RW",
+        "FalconConfig",
+        {**_FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    Family("StableLM 12B", "StableLmConfig", {"use_parallel_residual": True, "qk_layernorm": True}),
     Family("FlexOLMo", "FlexOlmoConfig", {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 40}),
     Family(
         "Flint",
@@ -882,6 +901,7 @@ SLOW_NAMES = {
     *("GLM-4 9B", "Arcee", "CWM", "Helium", "VaultGemma", "Nemotron", "Jais 2", "StableLM"),
     *("StableLM, parallel", "GPT-NeoX, serial", "Youtu", "HyperCLOVA X", "Granite MoE Shared", "Ministral"),
     *("EXAONE", "Solar Open", "A.X K1", "StarCoder", "StarCoder, heads of their own", "Falcon 7B", "Falcon 11B"),
+    *("CodeGen", "InternLM 2", "MPT", "Falcon RW", "StableLM 12B"),
     *("GPT-J", "FlexOLMo", "GPT-Neo", "Qwen2-VL", "GLM-4.1V", "GLM-OCR", "GLM-4.5V", "LFM2-VL", "LLaVA"),
     *("InternVL", "Idefics3", "Aya Vision", "Command A Vision", "EXAONE 4.5", "LightOnOCR"),
 }
@@ -914,7 +934,9 @@ def reference_model(family: Family) -> transformers.PreTrainedModel:
     }
     if family.other_parts is not None:
         values = {"text_config": values, **family.other_parts}
-    config = getattr(transformers, family.config_class)(**values, attn_implementation="eager")
+    # Eagerly, the reference adds Falcon's ALiBi twice.
+    attention = "sdpa" if values.get("alibi") else "eager"
+    config = getattr(transformers, family.config_class)(**values, attn_implementation=attention)
     torch.manual_seed(0)
     auto_class = transformers.AutoModelForCausalLM
     if family.other_parts is not None or family.config_class == "Mistral4Config":  # listed with models that see
@@ -943,14 +965,15 @@ def checkpoint_folder(family: Family) -> str:
     folder = tempfile.TemporaryDirectory(prefix="jaxis_parity_")
     _folders.append(folder)
     reference_model(family).save_pretrained(folder.name)
-    if family.config_class in _RENAMED:
+    if (rename := _RENAMED.get(family.architecture or family.config_class)) is not None:
         path = Path(folder.name, "model.safetensors")
-        save_file(_RENAMED[family.config_class](load_file(path)), path, {"format": "pt"})
+        save_file(rename(load_file(path)), path, {"format": "pt"})
     if family.architecture is not None:
         path = Path(folder.name, "config.json")
         saved = json.loads(path.read_text())
         values = saved if family.other_parts is None else saved["text_config"]
-        path.write_text(json.dumps(values | {"architectures": [family.architecture]}))
+        published = _PUBLISHED_KEYS.get(family.architecture, {})
+        path.write_text(json.dumps(values | {"architectures": [family.architecture], **published}))
     return folder.name
 
 
@@ -988,7 +1011,33 @@ def _published_cohere2_vision(tensors: dict[str, np.ndarray]) -> dict[str, np.nd
     return {name.replace("model.language_model.", "model."): tensor for name, tensor in tensors.items()}
 
 
+def _published_internlm2(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Llama's tensors as InternLM 2 was published: its names, and a projection of each group of heads after another."""
+    names = {
+        **{"embed_tokens": "tok_embeddings", "lm_head": "output", "self_attn.o_proj": "attention.wo"},
+        **{"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"},
+        **{"mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2"},
+    }
+    found = {}
+    for name, tensor in tensors.items():
+        if name.endswith("q_proj.weight"):
+            q, k, v = (tensors[name.replace("q_proj", f"{each}_proj")] for each in "qkv")
+            groups = _SIZES["num_key_value_heads"]
+            rows = [each.reshape(groups, -1, each.shape[1]) for each in (q, k, v)]
+            packed = np.concatenate(rows, axis=1).reshape(-1, q.shape[1])
+            found[name.replace("self_attn.q_proj", "attention.wqkv")] = packed
+        elif not name.endswith(("k_proj.weight", "v_proj.weight")):
+            for old, new in names.items():
+                name = name.replace(old, new)
+            found[name] = tensor
+    return found
+
+
+_PUBLISHED_KEYS = {
+    "InternLM2ForCausalLM": {"model_type": "internlm2", "bias": False, "attention_bias": None, "mlp_bias": None}
+}
 _RENAMED = {
+    "InternLM2ForCausalLM": _published_internlm2,
     "Cohere2VisionConfig": _published_cohere2_vision,
     "BailingHybridConfig": _published_bailing_hybrid,
     "KimiLinearConfig": _published_kimi_linear,

@@ -54,6 +54,15 @@ def read(name: str) -> dict[str, Any]:
 
 PUBLISHED: dict[str, Published] = {
     "aya-23-8b": Published("CohereLabs/aya-23-8B", MLC, 8.03, None, 2 * 32 * 8 * 128 * 2),
+    # Keys of ALiBi are longer than those of the model, here and in MPT.
+    "bloom-560m": Published(
+        "bigscience/bloom-560m",
+        "the keys of BLOOM in github.com/huggingface/transformers-bloom-inference, and sizes of bloomz-560m in tests",
+        0.559,
+        None,
+        2 * 24 * 16 * 80 * 2,
+        unproved="attention_softmax_in_fp32 and other settings are those of the larger model",
+    ),
     "command-r": Published("CohereLabs/c4ai-command-r-v01", None, 35, None, 2 * 40 * 64 * 128 * 2),
     "command-r7b": Published("CohereLabs/c4ai-command-r7b-12-2024", None, 8.03, None, 2 * 32 * 8 * 128 * 2),
     "deepseek-r1": Published(
@@ -115,6 +124,7 @@ PUBLISHED: dict[str, Published] = {
     "falcon-mamba-7b": Published("tiiuae/falcon-mamba-7b", SDPYTHON, 7.27, None, 0),
     "gemma-2-2b": Published("google/gemma-2-2b-it", MLC, 2.61, None, 2 * 26 * 4 * 256 * 2),
     "gemma-2-9b": Published("google/gemma-2-9b-it", MLC, 9.24, None, 2 * 42 * 8 * 256 * 2),
+    "gemma-2b": Published("google/gemma-2b", MLC, 2.51, None, 2 * 18 * 1 * 256 * 2),
     "gemma-3-1b": Published("google/gemma-3-1b-it", MLC, 1.0, None, 2 * 26 * 1 * 256 * 2),
     "gemma-3n-e2b": Published(
         "google/gemma-3n-E2B-it",
@@ -190,6 +200,7 @@ PUBLISHED: dict[str, Published] = {
         (40, "without"),
         (78 * 576 + 21 * 128) * 2,
     ),
+    "gpt-bigcode-santacoder": Published("bigcode/gpt_bigcode-santacoder", MLC, 1.12, None, 2 * 24 * 1 * 128 * 2),
     "gpt-oss-120b": Published(
         "openai/gpt-oss-120b",
         f"{AICONFIGURATOR}/openai--gpt-oss-120b_config.json",
@@ -204,6 +215,7 @@ PUBLISHED: dict[str, Published] = {
         (3.61, "without"),
         2 * 24 * 8 * 64 * 2,
     ),
+    "gpt2": Published("openai-community/gpt2", MLC, 0.124, None, 2 * 12 * 12 * 64 * 2),
     "granite-3.1-1b-a400m": Published(
         "ibm-granite/granite-3.1-1b-a400m-instruct",
         " "
@@ -246,6 +258,7 @@ PUBLISHED: dict[str, Published] = {
             "token ids, initializer_range, enable_attention_fp32_softmax, enable_moe_fp32_combine, output_router_logits"
         ),
     ),
+    "internlm2.5-7b": Published("internlm/internlm2_5-7b-chat", MLC, 7.74, None, 2 * 32 * 8 * 128 * 2),
     "jamba-1.5-mini": Published(
         "ai21labs/AI21-Jamba-1.5-Mini",
         SDPYTHON,
@@ -417,6 +430,14 @@ PUBLISHED: dict[str, Published] = {
         46.7,
         (12.9, "with embeddings"),
         2 * 32 * 8 * 128 * 2,
+    ),
+    "mpt-7b-instruct": Published(
+        "mosaicml/mpt-7b-instruct",
+        "a copy in a description of the model, in a fork of github.com/mlc-ai/mlc-llm",
+        6.65,
+        None,
+        2 * 32 * 32 * 144 * 2,
+        unproved="the keys after norm_type",
     ),
     "nemotron-3-nano-30b-a3b": Published(
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
@@ -598,6 +619,8 @@ PUBLISHED: dict[str, Published] = {
         2 * 36 * 4 * 128 * 2,
         unproved="only the keys that it names; the file has more",
     ),
+    "stablelm-2-zephyr-1.6b": Published("stabilityai/stablelm-2-zephyr-1_6b", MLC, 1.64, None, 2 * 24 * 32 * 64 * 2),
+    "stablelm-zephyr-3b": Published("stabilityai/stablelm-zephyr-3b", MLC, 2.8, None, 2 * 32 * 32 * 80 * 2),
     "starcoder2-3b": Published("bigcode/starcoder2-3b", None, 3.03, None, 2 * 30 * 2 * 128 * 2),
     "starcoder2-7b": Published("bigcode/starcoder2-7b", MLC, 7.17, None, 2 * 32 * 4 * 128 * 2),
     "step-3.5-flash": Published(

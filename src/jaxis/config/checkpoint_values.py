@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxis.config.hf_config import HFConfig
+from jaxis.config.reference import reference_of
 
 # Keys that config.json files have under several names.
 
@@ -32,10 +33,15 @@ DEFAULT_CONTEXT_LENGTH = 2048
 """In tokens, of models that are for any length, as in vLLM."""
 
 
+_WITH_ALIBI = ("bloom",)
+"""Model types whose config.json need not say for how many tokens the model is."""
+
+
 def trained_context_length(config: HFConfig) -> int | None:
     """In tokens: `max_position_embeddings`, or `model_max_length` of families whose attention has no positions.
 
-    None of a model without attention whose config.json has neither: recurrent layers know no positions.
+    Where config.json has neither, what the reference assumes for `max_position_embeddings`. None of a model without
+    attention, or with ALiBi, whose config.json has neither: its layers know no positions.
 
     Args:
       config: Of the model, or of a multimodal one around it.
@@ -45,7 +51,10 @@ def trained_context_length(config: HFConfig) -> int | None:
     """
     text_config = config.get_text_config()
     length = text_config.get("max_position_embeddings", text_config.get("model_max_length"))
-    if length is None and "num_attention_heads" in text_config:
+    model_type = text_config.get("model_type")
+    if length is None and (reference := reference_of(model_type)) is not None:
+        length = reference.defaults.get("max_position_embeddings")
+    if length is None and "num_attention_heads" in text_config and model_type not in _WITH_ALIBI:
         return text_config["max_position_embeddings"]
     return length
 

@@ -62,6 +62,13 @@ _GPT2_KEYS = {
 
 # By `model_type`: what its config.json calls a key that most families have -> the usual name, which readers use.
 USUAL_KEYS: Mapping[str, Mapping[str, str]] = {
+    "bloom": {
+        "n_embed": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_layer": "num_hidden_layers",
+        "seq_length": "max_position_embeddings",
+        "layer_norm_epsilon": "layer_norm_eps",
+    },
     "codegen": _GPT2_KEYS,
     "exaone": {
         "num_layers": "num_hidden_layers",
@@ -86,6 +93,13 @@ USUAL_KEYS: Mapping[str, Mapping[str, str]] = {
     },
     "gpt_neox": {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
     "gptj": _GPT2_KEYS,
+    "mpt": {
+        "d_model": "hidden_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+        "max_seq_len": "max_position_embeddings",
+        "layer_norm_epsilon": "layer_norm_eps",
+    },
     "nomic_bert": {
         **_GPT2_KEYS,
         "rotary_emb_base": "rope_theta",

@@ -13,13 +13,14 @@ from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.errors import ConfigError
 from jaxis.kernels.rotary_embedding import HeadNorms
+from jaxis.layers.alibi import Alibi
 from jaxis.layers.attention import apply_rope, attention
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
-from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm, UnweightedRmsNorm
+from jaxis.layers.norm import HeadLayerNorms, JaxLayerNorm, JaxRmsNorm, UnweightedRmsNorm
 from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.row_order import RowOrder, has_movable_rows, put_in_order
@@ -29,7 +30,7 @@ from jaxis.layers.uncached import KVCache, is_cache
 from jaxis.layers.weight_loader import place_array
 from jaxis.parallel.mesh import devices_of_layer
 
-HeadNorm = JaxRmsNorm | JaxLayerNorm
+HeadNorm = JaxRmsNorm | JaxLayerNorm | HeadLayerNorms
 MakeHeadNorm = Callable[[int, int], HeadNorm]
 """(number of heads, D) -> a norm of queries or keys. The shape of its weight says what it is over: [D] each head,
 [heads, D] each head with weights of its own, [heads * D] all heads together."""
@@ -51,11 +52,16 @@ class GroupedQueryAttention(JaxModule):
       use_rope: Whether queries and keys are rotated; False is a layer without positional encoding.
       rope_settings: The layer's rope; None means the settings that config.json has for all layers.
       interleaved_rope: Whether the rope pairs neighbouring dimensions.
+      alibi: Biases of scores by distance; None for none.
       scale: Multiplies the scores; None means D ** -0.5.
       qkv_bias, o_bias: Whether those projections have biases.
       packed_qkv: Whether the checkpoint has one `qkv_proj` [(H + 2 K) D, E] instead of three matrices.
       packed_by_group: Whether its rows are, for each key-value head, its queries', its keys' and its values', instead
         of all queries', all keys' and all values'.
+      packed_parts: The parts of a packed projection that each have queries, keys and values of their own, where these
+        are not key-value heads; None for those that `packed_by_group` says.
+      packs_values_first: Whether values come before keys in each part.
+      qkv_clip: Queries, keys and values are at most this, and at least its negative; None for no limit.
       qk_norm: Creates the norms of queries and keys. True means an RMS norm over each head.
       norm_after_rope: Whether they are applied after the rope, not before it.
       query_scale: Multiplies queries by factors that depend on their positions; None for none.
@@ -67,7 +73,7 @@ class GroupedQueryAttention(JaxModule):
       use_v_norm: Whether each head's values get an RMS norm, which has no weight.
 
     Raises:
-      ConfigError: config.json's rope is not supported.
+      ConfigError: config.json's rope is not supported, or heads with ALiBi share keys.
     """
 
     def __init__(
@@ -84,11 +90,15 @@ class GroupedQueryAttention(JaxModule):
         use_rope: bool = True,
         rope_settings: RopeConfig | None = None,
         interleaved_rope: bool = False,
+        alibi: Alibi | None = None,
         scale: float | None = None,
         qkv_bias: bool = False,
         o_bias: bool = False,
         packed_qkv: bool = False,
         packed_by_group: bool = False,
+        packed_parts: int | None = None,
+        packs_values_first: bool = False,
+        qkv_clip: float | None = None,
         qk_norm: MakeHeadNorm | bool = False,
         norm_after_rope: bool = False,
         query_scale: QueryScale | None = None,
@@ -113,6 +123,10 @@ class GroupedQueryAttention(JaxModule):
                 "which is not supported"
             )
         self.value_scale = value_scale
+        if alibi is not None and self.num_kv_heads != self.num_heads:
+            raise ConfigError(f"{config.source} has ALiBi with heads that share keys, which is not supported")
+        self.alibi = alibi
+        self.cached_dim = self.head_dim if alibi is None else alibi.dims_with(self.head_dim)
         self.rope = None
         if use_rope:
             self.rope = make_rotary_embedding(
@@ -133,7 +147,9 @@ class GroupedQueryAttention(JaxModule):
         q_size, k_size, v_size = self._projection_sizes
         self.qkv_proj = None
         # Parts of a packed projection's output, each with queries, keys and values of its own.
-        self.num_parts = self.num_kv_heads if packed_by_group else 1
+        self.num_parts = packed_parts or (self.num_kv_heads if packed_by_group else 1)
+        self.packs_values_first = packs_values_first
+        self.qkv_clip = qkv_clip
         if packed_qkv:
             qkv_size = q_size + k_size + v_size
             self.qkv_proj = linear(scope / "qkv_proj", input_size, qkv_size, axes=heads, use_bias=qkv_bias)
@@ -161,7 +177,8 @@ class GroupedQueryAttention(JaxModule):
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
         """The cache that the engine allocates for this layer."""
-        return KVCacheSpec(self.num_kv_heads, self.head_dim, self.span, self.num_heads)
+        holds_biases = self.alibi is not None
+        return KVCacheSpec(self.num_kv_heads, self.cached_dim, self.span, self.num_heads, holds_biases=holds_biases)
 
     def row_orders(self, num_devices: int) -> list[RowOrder]:
         """The rows of projections that so many devices need in another order than the checkpoint's, or several times.
@@ -181,14 +198,18 @@ class GroupedQueryAttention(JaxModule):
             projections = [(self.k_proj, k_rows), *([] if self.v_proj is None else [(self.v_proj, v_rows)])]
             is_same = copies == 1 or not all(has_movable_rows(each) for each, _ in projections)
             return [] if is_same else [RowOrder(each, rows.ravel()) for each, rows in projections]
-        if num_devices == 1 or not has_movable_rows(self.qkv_proj) or (self.num_parts > 1 and copies == 1):
+        is_same = copies == 1 and self.num_parts % num_devices == 0
+        if num_devices == 1 or not has_movable_rows(self.qkv_proj) or is_same:
             return []
-        q_size, k_size, _ = self._projection_sizes
+        q_size, k_size, v_size = self._projection_sizes
         parts = (np.arange(q_size), q_size + k_rows, q_size + k_size + v_rows)
         if self.num_parts > 1:
             by_group = np.arange(self.qkv_proj.output_size).reshape(self.num_parts, -1)
-            ends = np.array([q_size, q_size + k_size]) // self.num_parts
+            second_size = v_size if self.packs_values_first else k_size
+            ends = np.array([q_size, q_size + second_size]) // self.num_parts
             q_rows, k_rows, v_rows = (part.reshape(self.num_kv_heads, -1) for part in np.split(by_group, ends, axis=1))
+            if self.packs_values_first:
+                k_rows, v_rows = v_rows, k_rows
             parts = (q_rows, np.repeat(k_rows, copies, axis=0), np.repeat(v_rows, copies, axis=0))
         rows = np.concatenate([part.reshape(num_devices, -1) for part in parts], axis=1)
         return [RowOrder(self.qkv_proj, rows.ravel())]
@@ -202,9 +223,9 @@ class GroupedQueryAttention(JaxModule):
         for order in orders:
             put_in_order(order)
         if self.qkv_proj is not None:
-            self.num_parts = num_devices
+            self.num_parts, self.packs_values_first = num_devices, False
         copies = max(1, num_devices // self.num_kv_heads)
-        weight = None if self.k_norm is None else self.k_norm.weight
+        weight = None if self.k_norm is None or isinstance(self.k_norm, HeadLayerNorms) else self.k_norm.weight
         if weight is not None and weight.shape != (self.head_dim,) and copies > 1:
             _repeat_heads(weight, self.head_dim, copies)
 
@@ -212,6 +233,8 @@ class GroupedQueryAttention(JaxModule):
         """x [T, E] -> the updated cache (without one, what stands in its place) and [T, E]."""
         num_tokens = x.shape[0]
         q, k, v, *gate = self._project(x)
+        if self.qkv_clip is not None:
+            q, k, v = (jnp.clip(each, -self.qkv_clip, self.qkv_clip) for each in (q, k, v))
         norms = self._norms_of_rope_kernel()
         if norms is None and not self.norm_after_rope:
             q, k = self._normed(q, k)
@@ -221,13 +244,15 @@ class GroupedQueryAttention(JaxModule):
         v = scaled(v.reshape(num_tokens, -1, self.value_dim), self.value_scale)
         if self.v_norm is not None:
             v = self.v_norm(v)
-        if self.value_dim < self.head_dim:
-            v = jnp.pad(v, ((0, 0), (0, 0), (0, self.head_dim - self.value_dim)))
+        if self.value_dim < self.cached_dim:
+            v = jnp.pad(v, ((0, 0), (0, 0), (0, self.cached_dim - self.value_dim)))
         q, k = apply_rope(self.rope, q, k, metadata, norms=norms, is_paged=is_cache(kv_cache))
         if self.norm_after_rope:
             q, k = self._normed(q, k)
         if self.query_scale is not None:
             q = self.query_scale(q, metadata.input_positions)
+        if self.alibi is not None:
+            q, k = self.alibi.extend(q, k, metadata.input_positions, scale=self.scale)
         kv_cache, out = attention(
             kv_cache,
             q,
@@ -270,6 +295,8 @@ class GroupedQueryAttention(JaxModule):
             q_size = self._projection_sizes[0] // self.num_parts
             k_size = (parts.shape[-1] - q_size) * self.head_dim // (self.head_dim + self.value_dim)
             qkv = jnp.split(parts, [q_size, q_size + k_size], axis=-1)
+            if self.packs_values_first:  # as large as keys
+                qkv = [qkv[0], qkv[2], qkv[1]]
             projected = [*(each.reshape(num_tokens, -1) for each in qkv), *(layer(x) for layer in gate_proj)]
         if gate is None or not gate.is_in_queries:
             return projected
@@ -304,6 +331,8 @@ def _repeat_heads(param: nnx.Param, head_dim: int, copies: int) -> None:
 
 def _apply_norm(norm: HeadNorm, x: jax.Array, head_dim: int) -> jax.Array:
     """x [T, heads * D] or [T, heads, D] -> the same shape."""
+    if isinstance(norm, HeadLayerNorms):
+        return norm(x.reshape(x.shape[0], -1, head_dim)).reshape(x.shape)
     shape = (norm.num_features,) if isinstance(norm, JaxRmsNorm) else norm.weight.shape
     over_all_heads = (x.shape[0], -1) if len(shape) == 1 and shape[0] != head_dim else (x.shape[0], -1, head_dim)
     return norm(x.reshape(over_all_heads)).reshape(x.shape)

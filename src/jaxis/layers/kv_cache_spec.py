@@ -12,6 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.errors import ConfigError
 from jaxis.kernels.paged_cache import CacheLayout
 from jaxis.kernels.ragged_paged_attention import kv_cache_layout
 from jaxis.parallel.mesh import check_heads
@@ -80,6 +81,7 @@ class KVCacheSpec:
       span: Which tokens the layer reads.
       num_heads: H, the query heads that share them; None if they may be any number.
       copies: How often each of the model's heads is among the K, one copy after the other.
+      holds_biases: Whether keys hold biases beside what they are compared by, whose bits one scale for all would lose.
     """
 
     num_kv_heads: int
@@ -87,9 +89,16 @@ class KVCacheSpec:
     span: AttentionSpan = FULL_CONTEXT
     num_heads: int | None = None
     copies: int = 1
+    holds_biases: bool = False
 
     def layout(self, block_size: int, dtype: DTypeLike) -> CacheLayout:
-        """The layout of the layer's cache in a program traced under the current mesh."""
+        """The layout of the layer's cache in a program traced under the current mesh.
+
+        Raises:
+          ConfigError: An int8 cache cannot hold the layer's keys.
+        """
+        if self.holds_biases and np.dtype(dtype) == np.int8:
+            raise ConfigError("an int8 cache cannot hold the keys of a model with ALiBi: leave kv_cache_dtype at auto")
         return kv_cache_layout(block_size, self.num_kv_heads, self.head_dim, dtype)
 
     def on_devices(self, tensor_parallel_size: int) -> KVCacheSpec:

@@ -112,6 +112,30 @@ class JaxLayerNorm(JaxModule):
         return layer_norm(x, self.weight[...], bias, epsilon=self.epsilon)
 
 
+class HeadLayerNorms(JaxModule):
+    """Layer norms of heads that the checkpoint has one by one, as `norms.0.weight` and so on, without biases.
+
+    Args:
+      num_heads: H.
+      head_dim: D.
+      rngs, epsilon, dtype: See `JaxLayerNorm`.
+    """
+
+    def __init__(
+        self, num_heads: int, head_dim: int, rngs: nnx.Rngs, *, epsilon: float, dtype: DTypeLike = jnp.float32
+    ) -> None:
+        self.epsilon = epsilon
+        self.norms = [
+            JaxLayerNorm(head_dim, rngs, epsilon=epsilon, use_bias=False, dtype=dtype) for _ in range(num_heads)
+        ]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [T, H, D] -> the same shape and type; devices that repeat heads have several of each, one after another."""
+        weight = jnp.stack([norm.weight[...] for norm in self.norms])
+        copies = x.shape[1] // len(self.norms)
+        return layer_norm(x, jnp.repeat(weight, copies, axis=0), None, epsilon=self.epsilon)
+
+
 class GatedRmsNorm(JaxModule):
     """Root-mean-square norm of `x * silu(gate)`, over each of several groups of consecutive features.
 

@@ -8,8 +8,9 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.cohere import CohereCausalLM, cohere_norm
+from jaxis.models.common.cohere import CohereCausalLM
 from jaxis.models.common.family import Family
+from jaxis.models.common.layer_norms import unbiased_layer_norm
 
 
 class CohereDecoderLayer(ParallelDecoderLayer):
@@ -18,7 +19,7 @@ class CohereDecoderLayer(ParallelDecoderLayer):
         use_bias = config.get("attention_bias", False)
 
         def head_norm(heads: int, head_dim: int) -> JaxLayerNorm:
-            return cohere_norm(scope, (heads, head_dim))
+            return unbiased_layer_norm(scope, (heads, head_dim))
 
         super().__init__(
             scope,
@@ -31,7 +32,7 @@ class CohereDecoderLayer(ParallelDecoderLayer):
                 qk_norm=head_norm if config.get("use_qk_norm", False) else False,
             ),
             mlp=GatedMLP(scope / "mlp"),
-            make_norm=cohere_norm,
+            make_norm=unbiased_layer_norm,
         )
 
 

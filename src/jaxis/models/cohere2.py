@@ -7,8 +7,9 @@ from jaxis.layers.decoder_layer import ParallelDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.cohere import Cohere2CausalLM, cohere_norm
+from jaxis.models.common.cohere import Cohere2CausalLM
 from jaxis.models.common.family import Family
+from jaxis.models.common.layer_norms import unbiased_layer_norm
 from jaxis.models.common.text_part import TextPart
 
 
@@ -28,7 +29,7 @@ class Cohere2DecoderLayer(ParallelDecoderLayer):
                 span=layer_span(config, kind, default_window=4096),
             ),
             mlp=GatedMLP(scope / "mlp"),
-            make_norm=cohere_norm,
+            make_norm=unbiased_layer_norm,
         )
 
 

@@ -13,9 +13,10 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.norm import Norm
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.cohere import Cohere2CausalLM, cohere_norm
+from jaxis.models.common.cohere import Cohere2CausalLM
 from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.family import Family
+from jaxis.models.common.layer_norms import unbiased_layer_norm
 from jaxis.models.common.sparse_layers import is_sparse_layer
 
 
@@ -63,7 +64,7 @@ class Cohere2MoeForCausalLM(Cohere2CausalLM):
 
 def _norm(scope: LayerScope) -> Norm:
     """An RMS norm where config.json has `rms_norm_eps`, otherwise Cohere's."""
-    return cohere_norm(scope) if scope.config.get("rms_norm_eps") is None else rms_norm(scope)
+    return unbiased_layer_norm(scope) if scope.config.get("rms_norm_eps") is None else rms_norm(scope)
 
 
 def _layer_type(config: HFConfig, layer_index: int) -> str:

@@ -41,4 +41,4 @@ class ExaoneForCausalLM(CausalLM):
     buffers = ("rotary.inv_freq",)
 
 
-FAMILY = Family("EXAONE 3, 3.5, Deep", (ExaoneForCausalLM,), "Llama under other names")
+FAMILY = Family("EXAONE 3, 3.5, Deep", (ExaoneForCausalLM,), "Llama under other names", gguf=("exaone",))

@@ -1,12 +1,13 @@
-"""Falcon 7B, 11B, 40B and 180B (arXiv:2311.16867): parallel attention and MLP, packed projections."""
+"""Falcon (arXiv:2311.16867): attention and MLP in parallel; Falcon RW: ALiBi, one after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from jaxis.config.hf_config import HFConfig
+from jaxis.layers.alibi import Alibi
 from jaxis.layers.checkpoint_names import Rename
-from jaxis.layers.decoder_layer import ParallelDecoderLayer
+from jaxis.layers.decoder_layer import ParallelDecoderLayer, PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.scope import LayerScope
@@ -15,30 +16,40 @@ from jaxis.models.common.family import Family
 from jaxis.models.common.layer_norms import biased_layer_norm
 
 
-class FalconDecoderLayer(ParallelDecoderLayer):
-    def __init__(self, scope: LayerScope) -> None:
-        config = scope.config
-        use_bias = config.get("bias", False)
-        is_new: bool = config.get("new_decoder_architecture", False)
-        super().__init__(
-            scope,
-            self_attn=GroupedQueryAttention(
-                scope / "self_attn",
-                num_kv_heads=_num_kv_heads(config, is_new),
-                packed_qkv=True,
-                packed_by_group=is_new or not config.get("multi_query", True),
-                qkv_bias=use_bias,
-                o_bias=use_bias,
-            ),
-            mlp=UngatedMLP(
-                scope / "mlp",
-                activation=activation_function(config.get("hidden_act", "gelu")),
-                intermediate_size=config.get("intermediate_size", 4 * config["hidden_size"]),
-                use_bias=use_bias,
-            ),
-            make_norm=biased_layer_norm,
-            has_mlp_norm=is_new and config.get("num_ln_in_parallel_attn", 2) == 2,
-        )
+def _layer(scope: LayerScope) -> PreNormDecoderLayer | ParallelDecoderLayer:
+    config = scope.config
+    use_bias = config.get("bias", False)
+    is_new: bool = config.get("new_decoder_architecture", False)
+    self_attn = GroupedQueryAttention(
+        scope / "self_attn",
+        num_kv_heads=_num_kv_heads(config, is_new),
+        use_rope=not config.get("alibi", False),
+        alibi=_alibi(config),
+        packed_qkv=True,
+        packed_by_group=is_new or not config.get("multi_query", True),
+        qkv_bias=use_bias,
+        o_bias=use_bias,
+    )
+    mlp = UngatedMLP(
+        scope / "mlp",
+        activation=activation_function(config.get("hidden_act", "gelu")),
+        intermediate_size=config.get("intermediate_size", 4 * config["hidden_size"]),
+        use_bias=use_bias,
+    )
+    if not is_new and not config.get("parallel_attn", True):
+        return PreNormDecoderLayer(scope, self_attn=self_attn, mlp=mlp, make_norm=biased_layer_norm)
+    has_mlp_norm = is_new and config.get("num_ln_in_parallel_attn", 2) == 2
+    return ParallelDecoderLayer(
+        scope, self_attn=self_attn, mlp=mlp, make_norm=biased_layer_norm, has_mlp_norm=has_mlp_norm
+    )
+
+
+def _alibi(config: HFConfig) -> Alibi | None:
+    """The biases, which the reference divides by the square root of a head's size as it does the scores."""
+    if not config.get("alibi", False):
+        return None
+    num_heads: int = config["num_attention_heads"]
+    return Alibi.of_powers(num_heads, rounds=True, multiplier=(config["hidden_size"] // num_heads) ** -0.5)
 
 
 def _num_kv_heads(config: HFConfig, is_new: bool) -> int:
@@ -50,7 +61,7 @@ def _num_kv_heads(config: HFConfig, is_new: bool) -> int:
 
 
 class FalconForCausalLM(CausalLM):
-    layer_class = FalconDecoderLayer
+    layer_class = _layer
     renames = (
         ("transformer.word_embeddings", "model.embed_tokens"),
         ("transformer.h", "model.layers"),
@@ -65,8 +76,11 @@ class FalconForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("alibi", False)  # of Falcon RW
-        config.expect("parallel_attn", True)
+        if config.get("alibi", False):
+            for key in ("rope_parameters", "rope_theta", "rope_scaling", "max_position_embeddings"):
+                config.ignore(key, because="positions are known by biases alone")
+        if config.get("new_decoder_architecture", False):
+            config.ignore("parallel_attn", because="later models always are")
         config.ignore("num_ln_in_parallel_attn", because="the first models have one norm")
         config.ignore("multi_query", because="later models have num_kv_heads")
 
@@ -82,8 +96,9 @@ class FalconForCausalLM(CausalLM):
 
 
 FAMILY = Family(
-    "Falcon 7B, 40B, 180B, Falcon 2 11B",
+    "Falcon 7B, 40B, 180B, Falcon 2 11B, Falcon RW",
     (FalconForCausalLM,),
-    "parallel attention and feed-forward after LayerNorm, packed projections group by group",
+    "parallel attention and feed-forward after LayerNorm, packed projections group by group; RW: ALiBi, serial",
+    gguf=("falcon",),
     other_names={"RWForCausalLM": FalconForCausalLM},
 )

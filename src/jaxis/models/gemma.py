@@ -33,4 +33,9 @@ class GemmaForCausalLM(GemmaCausalLM):
             config.expect(key, "gelu_pytorch_tanh", "gelu")
 
 
-FAMILY = Family("Gemma, CodeGemma", (GemmaForCausalLM,), "scaled embeddings, a GELU gate, norms of 1 + weight")
+FAMILY = Family(
+    "Gemma, CodeGemma",
+    (GemmaForCausalLM,),
+    "scaled embeddings, a GELU gate, norms of 1 + weight",
+    gguf=("gemma",),
+)

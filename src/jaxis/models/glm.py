@@ -31,5 +31,8 @@ class GlmForCausalLM(CausalLM):
 
 
 FAMILY = Family(
-    "GLM-4 9B, GLM-Edge", (GlmForCausalLM,), "interleaved partial RoPE, packed gate and up projections, biases"
+    "GLM-4 9B, GLM-Edge",
+    (GlmForCausalLM,),
+    "interleaved partial RoPE, packed gate and up projections, biases",
+    gguf=("chatglm",),
 )

@@ -20,4 +20,4 @@ class GPT2LMHeadModel(Gpt2CausalLM):
     transposed = (".attn.c_attn.weight", ".attn.c_proj.weight", ".mlp.c_fc.weight", ".mlp.c_proj.weight")
 
 
-FAMILY = Family("GPT-2", (GPT2LMHeadModel,), "learned positions, LayerNorm, plain feed-forward, biases")
+FAMILY = Family("GPT-2", (GPT2LMHeadModel,), "learned positions, LayerNorm, plain feed-forward, biases", gguf=("gpt2",))

@@ -31,5 +31,8 @@ class GPTBigCodeForCausalLM(Gpt2CausalLM):
 
 
 FAMILY = Family(
-    "StarCoder, SantaCoder", (GPTBigCodeForCausalLM,), "learned positions, one key-value head, LayerNorm, biases"
+    "StarCoder, SantaCoder",
+    (GPTBigCodeForCausalLM,),
+    "learned positions, one key-value head, LayerNorm, biases",
+    gguf=("starcoder",),
 )

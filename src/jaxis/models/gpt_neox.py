@@ -59,4 +59,5 @@ FAMILY = Family(
     "GPT-NeoX 20B, Pythia, Dolly 2",
     (GPTNeoXForCausalLM,),
     "parallel attention and feed-forward, each after a LayerNorm, partial RoPE, packed projections head by head",
+    gguf=("gptneox",),
 )

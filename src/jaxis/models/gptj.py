@@ -1,4 +1,4 @@
-"""GPT-J 6B: parallel attention and MLP after one layer norm, a rope that pairs neighbours, a head with a bias."""
+"""GPT-J 6B and CodeGen: attention and MLP in parallel, a rope that pairs neighbours, a head with a bias."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from jaxis.models.common.layer_norms import biased_layer_norm
 
 
 class GPTJDecoderLayer(ParallelDecoderLayer):
-    def __init__(self, scope: LayerScope) -> None:
+    """The layer of both; CodeGen's checkpoints have queries, values and keys of a quarter of the heads, four times."""
+
+    def __init__(self, scope: LayerScope, *, packed_parts: int | None = None) -> None:
         config = scope.config
         head_dim = config["hidden_size"] // config["num_attention_heads"]
         rotated = config.get("rotary_dim", head_dim) / head_dim
@@ -24,6 +26,9 @@ class GPTJDecoderLayer(ParallelDecoderLayer):
                 num_kv_heads=config["num_attention_heads"],
                 rope_settings=rope_config(config, default_partial_rotary_factor=rotated),
                 interleaved_rope=True,
+                packed_qkv=packed_parts is not None,
+                packed_parts=packed_parts,
+                packs_values_first=packed_parts is not None,
             ),
             mlp=ungated_mlp(scope / "mlp", "gelu_new"),
             make_norm=biased_layer_norm,
@@ -51,6 +56,18 @@ class GPTJForCausalLM(CausalLM):
         return DecoderOptions(norm=biased_layer_norm(scope), head_bias=True)
 
 
+def _codegen_layer(scope: LayerScope) -> GPTJDecoderLayer:
+    return GPTJDecoderLayer(scope, packed_parts=4)
+
+
+class CodeGenForCausalLM(GPTJForCausalLM):
+    layer_class = _codegen_layer
+    renames = (("attn.qkv_proj", "self_attn.qkv_proj"), *GPTJForCausalLM.renames)
+    buffers = (".attn.causal_mask",)
+
+
 FAMILY = Family(
     "GPT-J 6B", (GPTJForCausalLM,), "parallel attention and feed-forward, interleaved partial RoPE, a head with a bias"
 )
+
+CODEGEN_FAMILY = Family("CodeGen", (CodeGenForCausalLM,), "as GPT-J, with packed projections")

@@ -59,5 +59,8 @@ class NemotronForCausalLM(CausalLM):
 
 
 FAMILY = Family(
-    "Nemotron 4, Minitron", (NemotronForCausalLM,), "LayerNorm of 1 + weight, squared ReLU without a gate, partial RoPE"
+    "Nemotron 4, Minitron",
+    (NemotronForCausalLM,),
+    "LayerNorm of 1 + weight, squared ReLU without a gate, partial RoPE",
+    gguf=("nemotron",),
 )

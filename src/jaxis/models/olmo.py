@@ -23,24 +23,15 @@ class _UnweightedLayerNorm(JaxModule):
         return layer_norm(x, jnp.ones(x.shape[-1], jnp.float32), None, epsilon=1e-5)
 
 
-class _ClippedAttention(GroupedQueryAttention):
-    """Attention whose queries, keys and values are at most config.json's `clip_qkv`, and at least its negative."""
-
-    def __init__(self, scope: LayerScope) -> None:
-        use_bias = scope.config.get("attention_bias", False)
-        super().__init__(scope, qkv_bias=use_bias, o_bias=use_bias)
-        self.clip: float | None = scope.config.get("clip_qkv")
-
-    def _project(self, x: jax.Array) -> list[jax.Array]:
-        projected = super()._project(x)
-        return projected if self.clip is None else [jnp.clip(each, -self.clip, self.clip) for each in projected]
-
-
 class OlmoDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        use_bias = config.get("attention_bias", False)
         super().__init__(
             scope,
-            self_attn=_ClippedAttention(scope / "self_attn"),
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn", qkv_bias=use_bias, o_bias=use_bias, qkv_clip=config.get("clip_qkv")
+            ),
             mlp=GatedMLP(scope / "mlp"),
             make_norm=_UnweightedLayerNorm,
         )

@@ -54,4 +54,5 @@ FAMILY = Family(
     "Phi-1, Phi-1.5, Phi-2",
     (PhiForCausalLM,),
     "parallel attention and feed-forward, LayerNorm, partial RoPE, biases, a head with a bias",
+    gguf=("phi2",),
 )

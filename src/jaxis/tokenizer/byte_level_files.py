@@ -98,9 +98,11 @@ SPLIT_RULES = {
     "tekken": SplitRules(patterns=(TEKKEN_PATTERN,), ignore_merges=True),
     "kimi-k2": SplitRules(patterns=(KIMI_PATTERN,), ignore_merges=True),
     "command-r": SplitRules(nfc=True, single_digits=True, gpt2_pattern=True),
-    **dict.fromkeys(("starcoder", "refact", "smollm"), _GPT2_DIGITS),
+    **dict.fromkeys(("starcoder", "refact", "smollm", "exaone"), _GPT2_DIGITS),
     **dict.fromkeys(("gpt-2", "phi-2"), _GPT2),
-    "olmo": SplitRules(nfc=True, gpt2_pattern=True),
+    **dict.fromkeys(("olmo", "mpt"), SplitRules(nfc=True, gpt2_pattern=True)),
+    "stablelm2": SplitRules(patterns=(QWEN2_PATTERN,)),
+    "bloom": SplitRules(patterns=(r" ?[^(\s|.,!?…。，、।۔،)]+",)),
 }
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from jaxis.bringup.analyze.analysis import KeyStatus, analyze
 from jaxis.bringup.analyze.text import analysis_text
+from jaxis.config.hf_config import with_defaults
 from jaxis.errors import CheckpointError, ConfigError
 from tests.support.published_models import FOLDER as CONFIGS
 from tests.support.published_models import PUBLISHED, UNKNOWN, UNSUPPORTED, read
@@ -87,7 +88,7 @@ def test_a_published_model_can_run_and_has_the_size_that_its_makers_say(name):
 
 def config_of_text(name):
     values = read(name)
-    return values.get("text_config", values)
+    return with_defaults(values.get("text_config", values))
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)

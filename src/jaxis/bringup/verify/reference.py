@@ -25,6 +25,7 @@ import psutil
 from jaxis.bringup.verify.recording import LOGITS, ModuleCall, Recording, Values
 from jaxis.errors import ConfigError, JaxisError
 from jaxis.loading.checkpoint import Checkpoint
+from jaxis.models.registry import family_of
 
 INSTALL = "pip install 'jaxis[verify]'"
 SMALL_PARAMETERS = 10**7
@@ -247,7 +248,8 @@ class Reference:
             handles.append(module.register_forward_hook(after))
 
         for name, module in self._model.named_modules():
-            if name:
+            # BLOOM's and MPT's blocks add what they get as `residual`, which the layer does in jaxis.
+            if name and "residual" not in inspect.signature(module.forward).parameters:
                 watch(module, self._checkpoint_name(name))
         try:
             yield
@@ -314,8 +316,16 @@ def _model_class(config: Mapping[str, Any]) -> tuple[Any, Any]:
     _, transformers = _libraries()
     architectures = list(config.get("architectures") or ())
     for name in architectures:
-        if (model_class := getattr(transformers, name, None)) is not None:
-            return model_class, transformers
+        family = family_of(name)
+        # What other names of the family stand for is called as the reference calls it.
+        names = (
+            [name]
+            if family is None or name not in family.architectures
+            else [name, family.architectures[name].__name__]
+        )
+        for each in names:
+            if (model_class := getattr(transformers, each, None)) is not None:
+                return model_class, transformers
     raise ConfigError(
         f"transformers {transformers.__version__} has no model for architectures={architectures} of config.json, so "
         "there is no reference to verify against: compare with stored logits (--golden FILE)"

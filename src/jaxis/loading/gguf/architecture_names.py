@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+OF_EACH_HEAD = ".{head}"
+"""Ends the name in the layer of tensors that the checkpoint has for each head, and the file all in one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArchitectureNames:
@@ -12,11 +15,13 @@ class ArchitectureNames:
 
     Attributes:
       block: Name in the file, without `blk.N.` and `.weight`, -> name in the layer. A value that ends in "=" is the
-        whole name, without `.weight` or `.bias`.
+        whole name, without `.weight` or `.bias`; see also OF_EACH_HEAD.
       experts: Name in the layer of what holds the experts.
       projections: What an expert's gate, up and down projections are called.
       permutes_rope: Whether rows of queries and keys are stored so that rotated dimensions are neighbours.
       adds_one_to_norms: Whether the file's norms have the 1 added that the model adds; not those of states.
+      groups_qkv: Whether the checkpoint has queries, key and value of each group of heads together in a projection in
+        which the file has all queries, all keys and all values.
       norm: What the norm after the last layer is called.
       layers: What the layers are called.
       top_level: Name in the file, without `.weight` or `.bias`, -> name, of tensors of no layer; decoders' are alike.
@@ -27,6 +32,7 @@ class ArchitectureNames:
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     permutes_rope: bool = False
     adds_one_to_norms: bool = False
+    groups_qkv: bool = False
     norm: str = "model.norm"
     layers: str = "model.layers"
     top_level: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -101,6 +107,15 @@ _BERT_EMBEDDINGS = {
     "token_types": "embeddings.token_type_embeddings",
 }
 _FEED_FORWARD = {name: target.replace("mlp.", "feed_forward.") for name, target in _MLP.items()}
+
+
+def _packed(attention: str, output: str, up: str, down: str) -> dict[str, str]:
+    """A layer of a packed projection and an ungated block, whose norms have names of their own."""
+    return {"attn_qkv": attention, "attn_output": output, "ffn_up": up, "ffn_down": down}
+
+
+_BLOOM = _packed("self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+_LLAMA_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 # By `general.architecture`; "mixtral" is a llama with experts.
 NAMES: Mapping[str, ArchitectureNames] = {
@@ -202,6 +217,87 @@ NAMES: Mapping[str, ArchitectureNames] = {
         block={**_ATTENTION, **_MLP, "post_attention_norm": "post_attention_layernorm"},
     ),
     "smollm3": ArchitectureNames(block=_LLAMA, permutes_rope=True),
+    # With the names that jaxis itself writes.
+    "gpt2": ArchitectureNames(
+        block={**_packed("self_attn.qkv_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"), **_LLAMA_NORMS},
+        top_level={"position_embd": "model.embed_positions"},
+    ),
+    "starcoder": ArchitectureNames(
+        block={
+            **_packed("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
+            **{"attn_norm": "ln_1", "ffn_norm": "ln_2"},
+        },
+        layers="transformer.h",
+        norm="transformer.ln_f",
+        top_level={"token_embd": "transformer.wte", "position_embd": "transformer.wpe"},
+    ),
+    "gptneox": ArchitectureNames(
+        block={
+            **_packed("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+            **_LLAMA_NORMS,
+        },
+        groups_qkv=True,
+        layers="gpt_neox.layers",
+        norm="gpt_neox.final_layer_norm",
+        top_level={"token_embd": "gpt_neox.embed_in", "output": "embed_out"},
+    ),
+    "falcon": ArchitectureNames(
+        block={**_BLOOM, "attn_norm": "input_layernorm"},
+        groups_qkv=True,
+        layers="transformer.h",
+        norm="transformer.ln_f",
+        top_level={"token_embd": "transformer.word_embeddings"},
+    ),
+    "falcon with two norms": ArchitectureNames(
+        block={**_BLOOM, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"},
+        groups_qkv=True,
+        layers="transformer.h",
+        norm="transformer.ln_f",
+        top_level={"token_embd": "transformer.word_embeddings"},
+    ),
+    "bloom": ArchitectureNames(
+        block={**_BLOOM, **_LLAMA_NORMS},
+        groups_qkv=True,
+        layers="transformer.h",
+        norm="transformer.ln_f",
+        top_level={
+            "token_embd": "transformer.word_embeddings",
+            "token_embd_norm": "transformer.word_embeddings_layernorm",
+        },
+    ),
+    "mpt": ArchitectureNames(
+        block={
+            **_packed("attn.Wqkv", "attn.out_proj", "ffn.up_proj", "ffn.down_proj"),
+            **{"attn_norm": "norm_1", "ffn_norm": "norm_2"},
+        },
+        layers="transformer.blocks",
+        norm="transformer.norm_f",
+        top_level={"token_embd": "transformer.wte"},
+    ),
+    "phi2": ArchitectureNames(
+        block={**_ATTENTION, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        norm="model.final_layernorm",
+    ),
+    "stablelm": ArchitectureNames(
+        block={
+            **_LLAMA,
+            **{f"attn_{each}_norm": f"self_attn.{each}_layernorm.norms{OF_EACH_HEAD}" for each in "qk"},
+        }
+    ),
+    "gemma": ArchitectureNames(block=_LLAMA, adds_one_to_norms=True),
+    "internlm2": ArchitectureNames(block=_LLAMA, permutes_rope=True),
+    "exaone": ArchitectureNames(
+        block={
+            **{f"attn_{each}": f"attn.attention.{each}_proj" for each in "qkv"},
+            **{"attn_output": "attn.attention.out_proj", "attn_norm": "ln_1", "ffn_norm": "ln_2"},
+            **{"ffn_gate": "mlp.c_fc_0", "ffn_up": "mlp.c_fc_1", "ffn_down": "mlp.c_proj"},
+        },
+        layers="transformer.h",
+        norm="transformer.ln_f",
+        top_level={"token_embd": "transformer.wte"},
+    ),
+    "nemotron": ArchitectureNames(block=_LLAMA, adds_one_to_norms=True),
+    "chatglm": ArchitectureNames(block={**_LLAMA, "ffn_up": "mlp.gate_up_proj"}),
     "bert": ArchitectureNames(
         block={
             "attn_q": "attention.self.query",

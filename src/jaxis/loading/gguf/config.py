@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxis.errors import ConfigError
+from jaxis.loading.gguf import classic_config as classic
 from jaxis.loading.gguf.config_keys import Keys
 from jaxis.loading.gguf.config_reader import FULL, SLIDING, ConfigReader, ReadTensor, Values
 from jaxis.loading.gguf.container import GGUFTensor
@@ -64,13 +65,12 @@ def read_config(
     sizes = Sizes(
         reader.num_layers,
         values["num_attention_heads"],
-        values["num_key_value_heads"],
+        values.get("num_key_value_heads", reader.num_kv_heads),
         reader.head_dim,
         keys.get("expert_count", 0),
         reader.delta_heads,
     )
-    names = "mixtral" if values["model_type"] == "mixtral" else keys.architecture
-    return GGUFConfig(names, values, sizes, tuple(keys.assumptions))
+    return GGUFConfig(reader.names, values, sizes, tuple(keys.assumptions))
 
 
 def _llama(reader: ConfigReader) -> Values:
@@ -81,6 +81,7 @@ def _llama(reader: ConfigReader) -> Values:
     window = reader.window()
     if keys.get("expert_count", 0):
         keys.expect("expert_weights_scale", 1.0)
+        reader.names = "mixtral"
         return {
             **reader.base("MixtralForCausalLM", "mixtral"),
             **rest,
@@ -486,6 +487,9 @@ _FAMILIES: Mapping[str, Callable[[ConfigReader], Values]] = {
     "qwen35moe": qwen35moe,
     "seed_oss": _seed_oss,
     "smollm3": _smollm3,
+    **{each.__name__: each for each in (classic.gpt2, classic.starcoder, classic.gptneox, classic.falcon)},
+    **{each.__name__: each for each in (classic.bloom, classic.mpt, classic.phi2, classic.stablelm, classic.gemma)},
+    **{each.__name__: each for each in (classic.internlm2, classic.exaone, classic.nemotron, classic.chatglm)},
     "bert": bert,
     "nomic-bert": nomic_bert,
     "gemma-embedding": _gemma_embedding,

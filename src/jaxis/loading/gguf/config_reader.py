@@ -28,6 +28,7 @@ class ConfigReader:
 
     Attributes:
       kv_heads_of_layers: Key-value heads of each layer; None if the file has one number for all.
+      names: The entry of `architecture_names.NAMES`, where the family's config changes it.
       delta_heads: See `Sizes`; set by families that have them.
 
     Raises:
@@ -46,6 +47,7 @@ class ConfigReader:
         if not self.hidden_size or not self.num_heads or not self.num_kv_heads:
             raise ConfigError(f"{keys.source} has an embedding length or a number of heads of 0: use another file")
         self.head_dim = keys.integer("attention.key_length", self.hidden_size // self.num_heads)
+        self.names = keys.architecture
         self.delta_heads: DeltaHeads | None = None
         keys.expect("attention.causal", keys.architecture not in ENCODERS)
 

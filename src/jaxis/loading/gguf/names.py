@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from jaxis.errors import CheckpointError
-from jaxis.loading.gguf.architecture_names import ArchitectureNames
+from jaxis.loading.gguf.architecture_names import OF_EACH_HEAD, ArchitectureNames
 from jaxis.loading.gguf.container import GGUFTensor
 from jaxis.loading.gguf.stored_part import Sizes, StoredPart
 
@@ -45,6 +45,7 @@ def parts_of(tensor: GGUFTensor, names: ArchitectureNames, sizes: Sizes) -> list
         "output_norm.bias": StoredPart(f"{names.norm}.bias"),
         "token_embd_norm.weight": StoredPart(f"{names.norm}.weight"),  # LFM2's, despite its name
         "output.weight": StoredPart("lm_head.weight"),
+        "output.bias": StoredPart("lm_head.bias"),
         "output.scale": StoredPart("lm_head.scale"),
     }
     base, _, suffix = tensor.name.rpartition(".")
@@ -80,18 +81,32 @@ def _parts_of_block(
     if base not in names.block:
         raise _unknown(tensor)
     target = names.block[base]
+    if target.endswith(OF_EACH_HEAD):
+        for head in range(tensor.shape[0]):
+            yield StoredPart(f"{prefix}{target.removesuffix(OF_EACH_HEAD)}.{head}.{suffix}", (head,))
+        return
     name = prefix + (target[:-1] if target.endswith("=") else f"{target}.{suffix}")
     heads = {"attn_q": sizes.num_heads, "attn_k": sizes.num_kv_heads}.get(base, 0)
     permutes = names.permutes_rope and suffix != "scale"
     delta_heads = None if suffix == "scale" else sizes.delta_heads
+    rows = delta_heads and delta_heads.rows_of(base)
+    if names.groups_qkv and base == "attn_qkv" and suffix != "scale":
+        rows = _rows_by_group(sizes)
     yield StoredPart(
         name,
         rope_heads=heads if permutes else 0,
-        has_one_added=names.adds_one_to_norms and base.endswith("_norm") and base != "ssm_norm",
-        rows=delta_heads and delta_heads.rows_of(base),
+        has_one_added=names.adds_one_to_norms and f"{base}.{suffix}".endswith("_norm.weight") and base != "ssm_norm",
+        rows=rows,
         columns=delta_heads and delta_heads.columns_of(base),
         restore=_RESTORED.get(base) if suffix != "bias" else None,
     )
+
+
+def _rows_by_group(sizes: Sizes) -> np.ndarray:
+    """The file's rows of packed projections, in the checkpoint's order: queries, key and value of each group."""
+    q, k = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+    parts = np.split(np.arange(q + 2 * k), [q, q + k])
+    return np.concatenate([part.reshape(sizes.num_kv_heads, -1) for part in parts], axis=1).ravel()
 
 
 def _parts_of_qkv(prefix: str, suffix: str, names: ArchitectureNames, sizes: Sizes) -> Iterator[StoredPart]:

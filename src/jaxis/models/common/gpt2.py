@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
+from jaxis.layers.alibi import Alibi
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.embed import PositionEmbedding
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -30,7 +31,7 @@ class Gpt2DecoderLayer(PreNormDecoderLayer):
     Args:
       scope: The layer's scope.
       num_kv_heads: K; None means H.
-      packed_by_group: See `GroupedQueryAttention`.
+      packed_by_group, alibi: See `GroupedQueryAttention`.
       default_activation: That of a config.json that names none.
     """
 
@@ -40,6 +41,7 @@ class Gpt2DecoderLayer(PreNormDecoderLayer):
         *,
         num_kv_heads: int | None = None,
         packed_by_group: bool = False,
+        alibi: Alibi | None = None,
         default_activation: str = "gelu_new",
     ) -> None:
         super().__init__(
@@ -48,6 +50,7 @@ class Gpt2DecoderLayer(PreNormDecoderLayer):
                 scope / "self_attn",
                 num_kv_heads=num_kv_heads or scope.config["num_attention_heads"],
                 use_rope=False,
+                alibi=alibi,
                 packed_qkv=True,
                 packed_by_group=packed_by_group,
                 qkv_bias=True,

@@ -17,6 +17,7 @@ from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
 from jaxis.engine.execution.kv_cache import longest_context, most_sequences, stage_share, widest_first
 from jaxis.errors import ConfigError
+from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.module import JaxModule
 from jaxis.planning.accelerators import Accelerator
 from jaxis.planning.sizing.device_model import DeviceModel, device_model
@@ -336,7 +337,11 @@ class Planner:
         ]
 
     def _options(self, target: Target) -> Iterator[PlanOption]:
-        caches = CACHE_DTYPES if self._wanted.kv_cache_dtype is None else (self._wanted.kv_cache_dtype,)
+        specs = self.widths[0].cache_specs
+        holds_biases = any(isinstance(spec, KVCacheSpec) and spec.holds_biases for spec in specs)
+        caches = ("auto",) if holds_biases else tuple(CACHE_DTYPES)
+        if self._wanted.kv_cache_dtype is not None:
+            caches = (self._wanted.kv_cache_dtype,)
         for layout in self._layouts(target):
             for width in self.widths:
                 for cache in caches:

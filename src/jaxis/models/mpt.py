@@ -1,0 +1,80 @@
+"""MPT: ALiBi, layer norms without biases, packed projections, no biases."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.alibi import Alibi
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import UngatedMLP, activation_function
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
+from jaxis.models.common.layer_norms import unbiased_layer_norm
+
+
+class MptDecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        attention, num_heads = config.get("attn_config", HFConfig({})), config["num_attention_heads"]
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                num_kv_heads=num_heads,
+                use_rope=False,
+                alibi=Alibi.of_max_bias(num_heads, attention.get("alibi_bias_max", 8)),
+                scale=attention.get("softmax_scale"),
+                packed_qkv=True,
+                qkv_clip=attention.get("clip_qkv"),
+            ),
+            mlp=UngatedMLP(
+                scope / "mlp", activation=activation_function("gelu"), intermediate_size=4 * config["hidden_size"]
+            ),
+            make_norm=unbiased_layer_norm,
+        )
+
+
+class MptForCausalLM(CausalLM):
+    layer_class = MptDecoderLayer
+    renames = (
+        ("transformer.wte", "model.embed_tokens"),
+        ("transformer.blocks", "model.layers"),
+        ("transformer.norm_f", "model.norm"),
+        ("norm_1", "input_layernorm"),
+        ("norm_2", "post_attention_layernorm"),
+        ("attn.Wqkv", "self_attn.qkv_proj"),
+        ("attn.out_proj", "self_attn.o_proj"),
+        ("ffn.up_proj", "mlp.up_proj"),
+        ("ffn.down_proj", "mlp.down_proj"),
+    )
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        attention = config.get("attn_config", HFConfig({}))
+        attention.expect("attn_type", "multihead_attention")
+        attention.expect("alibi", True)
+        attention.expect("qk_ln", False)
+        attention.expect("prefix_lm", False)
+        config.expect("no_bias", True)
+        config.expect("expansion_ratio", 4)
+        config.expect("logit_scale", None)
+        config.expect("norm_type", "low_precision_layernorm")
+        for key in ("learned_pos_emb", "max_position_embeddings"):
+            config.ignore(key, because="positions are known by biases alone")
+        for key in ("id2label", "label2id"):  # which the reference writes as if attention were a model of its own
+            attention.read_object(key)
+        config.ignore("embedding_fraction", because="it scales gradients alone")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(norm=unbiased_layer_norm(scope), tied_by_default=True)
+
+
+FAMILY = Family(
+    "MPT 7B, 30B",
+    (MptForCausalLM,),
+    "ALiBi, LayerNorm without biases, plain feed-forward",
+    gguf=("mpt",),
+    other_names={"MPTForCausalLM": MptForCausalLM},
+)
