@@ -214,13 +214,14 @@ class EngineAdapters:
         """See `FunctionalModel`."""
         return self._model.has_experts
 
-    def forward(self, *, recompute: bool, observes_routers: bool) -> Forward:
+    def forward(self, *, recompute: bool, observes_routers: bool, head_is_frozen: bool) -> Forward:
         """The scores of what `combine` returns, or of weights alone; arguments as of `make_forward`."""
         return make_forward(
             self._model,
             lambda values, _: self.bind(values),
             recompute=recompute,
             observes_routers=observes_routers,
+            head_is_frozen=head_is_frozen,
             scratch=self._scratch,
         )
 

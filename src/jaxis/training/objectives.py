@@ -124,16 +124,23 @@ def token_logprobs(
     padded = jnp.concatenate([order, jnp.zeros(num_chunks * chunk_size - size, order.dtype)])
     is_real = jnp.arange(len(padded)) < size
 
-    def score(rows: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = compute_logits(rows)
+    def scores_of(logits: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         chosen = jnp.take_along_axis(logits, wanted[:, None], axis=-1)[:, 0]
         # As the sampler has it.
-        logprobs = chosen - logsumexp(logits)
-        return jnp.where(counts, logprobs, 0.0), (jnp.argmax(logits, axis=-1) == wanted) & counts
+        normalizers = logsumexp(logits)
+        hits = (jnp.argmax(logits, axis=-1) == wanted) & counts
+        return jnp.where(counts, chosen - normalizers, 0.0), hits, normalizers
+
+    def score(rows: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return scores_of(compute_logits(rows), wanted, counts)[:2]
 
     def score_and_derive(rows: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, ...]:
-        logprobs, derive, hits = jax.vjp(lambda rows: score(rows, wanted, counts), rows, has_aux=True)
-        return logprobs, hits, derive(jnp.ones_like(logprobs))[0]
+        logits, derive = jax.vjp(compute_logits, rows)
+        logprobs, hits, normalizers = scores_of(logits, wanted, counts)
+        # The derivative by logits in one pass, which can overwrite them.
+        probabilities = jnp.exp(logits - normalizers[:, None])
+        by_logits = (jnp.arange(logits.shape[-1]) == wanted[:, None]) - probabilities
+        return logprobs, hits, derive(jnp.where(counts[:, None], by_logits, 0.0))[0]
 
     def of_chunk(rows: jax.Array, wanted: jax.Array, counts: jax.Array) -> tuple[jax.Array, ...]:
         function = score_and_derive if head_is_frozen else score

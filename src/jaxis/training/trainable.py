@@ -257,6 +257,7 @@ class _AdaptersInEngine(_Adapters):
         return self._engine_model.forward(
             recompute=is_training and self._config.training.enable_gradient_checkpointing,
             observes_routers=is_training and self._observes_routers,
+            head_is_frozen=is_training and self._head_is_frozen,
         )
 
     def bind(self, trained: Mapping[str, jax.Array]) -> JaxModule:
