@@ -59,6 +59,24 @@ constexpr bool is_block_scaled(WeightType type) { return type == WeightType::kFp
 // Types of scales and minima.
 enum class ScaleType : int32_t { kNone = 0, kF32 = 1, kBf16 = 2, kF16 = 3, kU8 = 4, kI8 = 5, kE4m3 = 6 };
 
+// -1 if the type is unknown.
+constexpr int64_t bytes_of(ScaleType type) {
+  switch (type) {
+    case ScaleType::kNone:
+      return 0;
+    case ScaleType::kF32:
+      return 4;
+    case ScaleType::kBf16:
+    case ScaleType::kF16:
+      return 2;
+    case ScaleType::kU8:
+    case ScaleType::kI8:
+    case ScaleType::kE4m3:
+      return 1;
+  }
+  return -1;
+}
+
 // What an MLP makes of its first two products, gate and up.
 enum class Activation : int32_t {
   kNone = 0,           // nothing: the products are results of their own

@@ -283,17 +283,62 @@ JAXIS_INLINE void for_each_span(const CodeReader& r, const uint8_t* panel, int h
   }
 }
 
-// Formats whose layout the loops over integers know when they are compiled: groups of one unit with uint8 scales and,
-// or not, int8 minima, both times float32 super-numbers. Others' layout is looked up at each group, which takes about a
-// fifth of a single row's time.
-enum class KnownLayout { kNone, kScales, kScalesAndMinima };
+// What the loops for single rows know of a layout when they are compiled. Of other layouts it is looked up at each
+// group, which takes about a fifth of a single row's time.
+enum class KnownLayout {
+  kNone,
+  kScales,           // int8 and int4 of ours: groups of a unit with uint8 scales and float32 super-scales
+  kScalesAndMinima,  // the same with int8 minima
+  kHalfScales,       // GGUF's Q4_0 and Q8_0: groups of a unit with float16 scales
+  kQ4K,              // and Q5_K: groups of a unit with uint8 scales and minima, and float16 super-numbers
+  kQ6K,              // groups of half a unit with int8 scales and float16 super-scales
+};
 
-inline KnownLayout known_layout(const CodeReader& r) {
-  const bool is_known = r.scale == ScaleType::kU8 && r.super_scale == ScaleType::kF32 && !r.has_zero_points &&
-                        r.layout.groups_per_span == 1 && r.layout.units_per_span == 1;
-  if (is_known && r.minimum == ScaleType::kNone) return KnownLayout::kScales;
-  if (is_known && r.minimum == ScaleType::kI8) return KnownLayout::kScalesAndMinima;
-  return KnownLayout::kNone;
+struct LayoutNumbers {
+  ScaleType scale, minimum, super_scale;
+  int64_t groups_per_span;
+};
+
+constexpr LayoutNumbers numbers_of(KnownLayout layout) {
+  switch (layout) {
+    case KnownLayout::kScales:
+      return {ScaleType::kU8, ScaleType::kNone, ScaleType::kF32, 1};
+    case KnownLayout::kScalesAndMinima:
+      return {ScaleType::kU8, ScaleType::kI8, ScaleType::kF32, 1};
+    case KnownLayout::kHalfScales:
+      return {ScaleType::kF16, ScaleType::kNone, ScaleType::kNone, 1};
+    case KnownLayout::kQ4K:
+      return {ScaleType::kU8, ScaleType::kU8, ScaleType::kF16, 1};
+    case KnownLayout::kQ6K:
+      return {ScaleType::kI8, ScaleType::kNone, ScaleType::kF16, 2};
+    case KnownLayout::kNone:
+      break;
+  }
+  return {};
+}
+
+// Whether there are loops for codes of this kind that know this layout.
+constexpr bool is_compiled(CodeKind kind, KnownLayout layout) {
+  switch (layout) {
+    case KnownLayout::kNone:
+      return true;
+    case KnownLayout::kScales:
+    case KnownLayout::kScalesAndMinima:
+      return kind == CodeKind::kNibbles || kind == CodeKind::kBytes;
+    case KnownLayout::kHalfScales:
+      return kind == CodeKind::kNibbles || kind == CodeKind::kBytes;
+    case KnownLayout::kQ4K:
+      return kind == CodeKind::kNibbles || kind == CodeKind::kFiveBits;
+    case KnownLayout::kQ6K:
+      return kind == CodeKind::kSixBits;
+  }
+  return false;
+}
+
+inline bool has_layout(const CodeReader& r, KnownLayout layout) {
+  const LayoutNumbers known = numbers_of(layout);
+  return r.scale == known.scale && r.minimum == known.minimum && r.super_scale == known.super_scale &&
+         r.layout.groups_per_span == known.groups_per_span && r.layout.units_per_span == 1 && !r.has_zero_points;
 }
 
 // The same reader, with what is known as constants.
@@ -301,20 +346,22 @@ template <CodeKind kKind, KnownLayout kLayout>
 JAXIS_INLINE CodeReader with_known_layout(const CodeReader& reader) {
   CodeReader r = reader;
   if constexpr (kLayout != KnownLayout::kNone) {
-    constexpr bool kMinima = kLayout == KnownLayout::kScalesAndMinima;
-    r.scale = ScaleType::kU8;
-    r.minimum = kMinima ? ScaleType::kI8 : ScaleType::kNone;
-    r.super_scale = ScaleType::kF32;
+    constexpr LayoutNumbers known = numbers_of(kLayout);
+    constexpr int64_t numbers = known.groups_per_span * kPanelRows;
+    r.scale = known.scale;
+    r.minimum = known.minimum;
+    r.super_scale = known.super_scale;
     r.has_zero_points = false;
     CodeLayout& l = r.layout;
     l.span = kUnit;
-    l.groups_per_span = l.units_per_span = 1;
-    l.scale_bytes = 1;
-    l.minimum_bytes = kMinima ? 1 : 0;
-    l.super_minimum_at = 4 * kPanelRows;
-    l.super_bytes = (kMinima ? 2 : 1) * l.super_minimum_at;
-    l.minimum_at = kPanelRows;
-    l.unit_at = (kMinima ? 2 : 1) * kPanelRows;
+    l.groups_per_span = known.groups_per_span;
+    l.units_per_span = 1;
+    l.scale_bytes = bytes_of(known.scale);
+    l.minimum_bytes = bytes_of(known.minimum);
+    l.super_minimum_at = bytes_of(known.super_scale) * kPanelRows;
+    l.super_bytes = (r.has_minima() ? 2 : 1) * l.super_minimum_at;
+    l.minimum_at = l.scale_bytes * numbers;
+    l.unit_at = l.minimum_at + l.minimum_bytes * numbers;
     l.unit_bytes = bits_of(kKind) * kUnit * kPanelRows / 8;
     l.span_bytes = l.unit_at + l.unit_bytes;
   }
@@ -385,8 +432,9 @@ void micro_stored_int8(const QuantizedRows& x, const CodeReader& reader, const u
 }
 
 // A row x [k] with the sums of its groups, which minima need, times a panel -> c [32].
-template <CodeKind kKind>
-void micro_stored_f32(const float* x, const float* sums, const CodeReader& r, const uint8_t* panel, float* c) {
+template <CodeKind kKind, KnownLayout kLayout>
+void micro_stored_f32(const float* x, const float* sums, const CodeReader& reader, const uint8_t* panel, float* c) {
+  const CodeReader r = with_known_layout<kKind, kLayout>(reader);
   const ByteTable bytes = load_byte_table(r.byte_levels);
   const FloatTable levels = load_float_table(r.float_levels);
   const int64_t groups_per_span = r.layout.groups_per_span, units = r.layout.units_per_span;

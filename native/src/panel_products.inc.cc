@@ -184,17 +184,20 @@ void with_code_kind(CodeKind kind, const Function& function) {
 template <typename Function>
 void with_layout(const CodeReader& r, const Function& function) {
   with_code_kind(r.kind, [&](auto kind) {
-    if constexpr (kind() == CodeKind::kBytes || kind() == CodeKind::kNibbles) {
-      switch (known_layout(r)) {
-        case KnownLayout::kScales:
-          return function(kind, std::integral_constant<KnownLayout, KnownLayout::kScales>());
-        case KnownLayout::kScalesAndMinima:
-          return function(kind, std::integral_constant<KnownLayout, KnownLayout::kScalesAndMinima>());
-        case KnownLayout::kNone:
-          break;
+    const auto calls = [&](auto layout) {
+      if constexpr (is_compiled(kind(), layout())) {
+        if (!has_layout(r, layout())) return false;
+        function(kind, layout);
+        return true;
       }
-    }
-    function(kind, std::integral_constant<KnownLayout, KnownLayout::kNone>());
+      return false;
+    };
+    const bool is_known = calls(std::integral_constant<KnownLayout, KnownLayout::kScales>()) ||
+                          calls(std::integral_constant<KnownLayout, KnownLayout::kScalesAndMinima>()) ||
+                          calls(std::integral_constant<KnownLayout, KnownLayout::kHalfScales>()) ||
+                          calls(std::integral_constant<KnownLayout, KnownLayout::kQ4K>()) ||
+                          calls(std::integral_constant<KnownLayout, KnownLayout::kQ6K>());
+    if (!is_known) function(kind, std::integral_constant<KnownLayout, KnownLayout::kNone>());
   });
 }
 
@@ -358,8 +361,8 @@ void multiply_codes_panel_int8(const Rows& rows, const uint8_t* panel, int64_t f
 void multiply_codes_panel(const Rows& rows, const uint8_t* panel, int64_t first, int64_t last, float* tile) {
   const CodeReader& r = rows.codes;
   if (last - first == 1 && rows.rows_of(first) == 1) {
-    return with_code_kind(r.kind, [&](auto kind) {
-      micro_stored_f32<kind()>(rows.plain_block(first), rows.sums_of_block(first), r, panel, tile);
+    return with_layout(r, [&](auto kind, auto layout) {
+      micro_stored_f32<kind(), layout()>(rows.plain_block(first), rows.sums_of_block(first), r, panel, tile);
     });
   }
   const int64_t spans_at_once = min_of(ceil_div(kColumnsAtOnce, r.layout.span), r.layout.num_spans);

@@ -12,23 +12,6 @@ constexpr int64_t kFields = 10;  // before the levels
 
 int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-int64_t bytes_of(ScaleType type) {
-  switch (type) {
-    case ScaleType::kNone:
-      return 0;
-    case ScaleType::kF32:
-      return 4;
-    case ScaleType::kBf16:
-    case ScaleType::kF16:
-      return 2;
-    case ScaleType::kU8:
-    case ScaleType::kI8:
-    case ScaleType::kE4m3:
-      return 1;
-  }
-  return -1;
-}
-
 int64_t unit_bytes(int64_t bits) { return bits * kUnit * kPanelRows / 8; }
 
 const char* unsupported_codes(const WeightFormat& f) {
