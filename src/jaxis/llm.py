@@ -215,8 +215,7 @@ class LLM(PoolingMethods):
         """Puts images into prompts; None: the model takes none."""
         if self._built is None or (inputs := self._engine.runner.inputs) is None:
             return None
-        folder = Path(self._engine.vllm_config.model_config.model)
-        return PromptImages.of_model(folder, self.tokenizer, inputs.max_inputs, self.max_model_len)
+        return PromptImages.of_model(inputs.files, self.tokenizer, inputs.max_inputs, self.max_model_len)
 
     @property
     def max_model_len(self) -> int:

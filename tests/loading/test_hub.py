@@ -218,10 +218,10 @@ def downloaded(path):
     return {str(each.relative_to(root)) for each in root.rglob("*") if each.is_file()}
 
 
-def test_the_gguf_file_of_a_quantization_and_nothing_else_is_downloaded(gguf_hub, client):
+def test_the_gguf_file_of_a_quantization_and_its_vision_part_and_nothing_else_are_downloaded(gguf_hub, client):
     path = Path(client.resolve("org/quants:q4_k_m")["folder"])
     assert path.read_bytes() == b"GGUF 4"
-    assert downloaded(path) == {"model-Q4_K_M.gguf"}
+    assert downloaded(path) == {"model-Q4_K_M.gguf", "mmproj-model-f16.gguf"}
     assert path == Path(client.resolve("org/quants/model-Q4_K_M.gguf")["folder"])
 
 

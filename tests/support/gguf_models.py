@@ -28,6 +28,9 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3moe",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2vl",
+    "Qwen2VLForConditionalGeneration": "qwen2vl",
+    "Qwen3VLForConditionalGeneration": "qwen3vl",
     "Phi3ForCausalLM": "phi3",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo2",
@@ -195,6 +198,14 @@ def _granite_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
         "residual_scale": config["residual_multiplier"],
         "logit_scale": config["logits_scaling"],
     }
+
+
+def _qwen_vl_keys(config: dict, _: int, rope: dict, *__: Any) -> dict[str, Any]:
+    return {"rope.dimension_sections": [*rope["mrope_section"], 0]}
+
+
+def _qwen3vl_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    return {**_qwen_vl_keys(config, head_dim, rope), "n_deepstack_layers": 2}
 
 
 def _qwen3moe_keys(config: dict, *_: Any) -> dict[str, Any]:
@@ -430,6 +441,8 @@ _SPECIAL_KEYS = {
     "qwen2": _no_keys,
     "qwen3": _no_keys,
     "qwen3moe": _qwen3moe_keys,
+    "qwen2vl": _qwen_vl_keys,
+    "qwen3vl": _qwen3vl_keys,
     "phi3": _phi3_keys,
     "olmo2": _olmo2_keys,
     "gpt-oss": _gpt_oss_keys,

@@ -474,6 +474,18 @@ class EngineArgFields:
             ),
         ),
     )
+    mmproj: str | os.PathLike[str] | None = field(
+        default=None,
+        metadata=_info(
+            description=(
+                "The vision part of a model in GGUF: its `mmproj` file. None: the one that lies beside the model's "
+                "file, if there is one. See [images](images.md#gguf-models)."
+            ),
+            documented_default="the file beside the model's",
+            metavar="FILE",
+            help="The vision part of a GGUF model (mmproj file). Default: the one beside the model's file.",
+        ),
+    )
     limit_mm_per_prompt: Mapping[str, int] | None = field(
         default=None,
         metadata=_info(

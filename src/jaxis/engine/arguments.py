@@ -104,6 +104,8 @@ class EngineArgs(EngineArgFields):
       chat_template: What renders conversations in place of the checkpoint's template: the name of one that jaxis brings
         (chatml, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja source. See
         docs/loading.md.
+      mmproj: The vision part of a model in GGUF: its `mmproj` file. None: the one that lies beside the model's file, if
+        there is one. See docs/images.md.
       limit_mm_per_prompt: Most images of a prompt: `{"image": 32}`, which None is. With 0, no vision tower is loaded.
         See docs/images.md.
       fit_memory: Choose the width of the weights and the length of the context by what fits into the free memory,

@@ -66,6 +66,7 @@ class EngineKwargs(TypedDict, total=False):
     lora_root: str | os.PathLike[str] | None
     speculative_config: Mapping[str, Any] | None
     chat_template: str | os.PathLike[str] | None
+    mmproj: str | os.PathLike[str] | None
     limit_mm_per_prompt: Mapping[str, int] | None
     fit_memory: bool
     kv_events_config: Mapping[str, Any] | None

@@ -18,6 +18,7 @@ from jaxis.engine.argument_fields import argument_infos
 from jaxis.engine.arguments import EngineArgs
 from jaxis.host.machine import cpu_flags, usable_cores
 from jaxis.kernels import native
+from jaxis.loading.gguf.mmproj import mmproj_beside
 from jaxis.loading.gguf.shards import find_shards
 from jaxis.version import __version__
 
@@ -132,7 +133,8 @@ def _content(value: Any) -> Any:
     if not isinstance(value, str | os.PathLike):
         return value
     if os.path.isfile(value):
-        return Path(value).read_text("utf-8")
+        path = Path(value)
+        return checkpoint_digest(path) if path.suffix == ".gguf" else path.read_text("utf-8")
     return checkpoint_digest(Path(value)) if os.path.isdir(value) else value
 
 
@@ -157,7 +159,8 @@ def _kernels(arguments: EngineArgs) -> list[Any]:
 def _files(checkpoint: Path) -> Iterator[tuple[str, Path]]:
     """The checkpoint's files by their names in it, in a fixed order."""
     if checkpoint.is_file():
-        yield from ((path.name, path) for path in find_shards(checkpoint))
+        beside = mmproj_beside(checkpoint)
+        yield from ((path.name, path) for path in (*find_shards(checkpoint), *([beside] if beside else [])))
         return
     for path in sorted(checkpoint.rglob("*")):
         name = path.relative_to(checkpoint).as_posix()

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from jaxis.config.quantization_files import QUANTIZATION_FILES
 from jaxis.errors import CheckpointError
+from jaxis.loading.gguf.mmproj import choose_mmproj
 from jaxis.loading.gguf.shards import find_shards, gguf_file, is_model_file, model_name
 
 # Which GGUF files of a repository the user means: it often has one model in many quantizations.
@@ -235,7 +236,7 @@ class _Download:
         )
 
     def gguf(self, wanted: HubName) -> Path:
-        """The first of the GGUF files that the user means; downloads them all, and nothing else."""
+        """The first of the GGUF files that the user means; downloads them all, and the vision part beside them."""
         if self._offline:
             return self._cached_gguf(wanted)
         try:
@@ -245,7 +246,9 @@ class _Download:
                 return self._cached_gguf(wanted)
             raise
         files = choose_gguf(wanted, names)
-        return find_shards(self.snapshot(files, []) / files[0])[0]
+        parent = PurePosixPath(files[0]).parent
+        beside = choose_mmproj([name for name in names if PurePosixPath(name).parent == parent])
+        return find_shards(self.snapshot([*files, *([beside] if beside else [])], []) / files[0])[0]
 
     def _cached_gguf(self, wanted: HubName) -> Path:
         # No pattern: what matters is not whether all files of the repository are there.

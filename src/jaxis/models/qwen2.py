@@ -64,7 +64,7 @@ FAMILY = Family(
     "Qwen2, Qwen2.5; Qwen2-VL, Qwen2.5-VL",
     (Qwen2ForCausalLM, Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration),
     "biases on queries, keys and values; optional window layers; Qwen's tower, M-RoPE",
-    gguf=("qwen2",),
+    gguf=("qwen2", "qwen2vl"),
 )
 
 MIMO_FAMILY = Family("MiMo 7B", (MiMoForCausalLM,), "Qwen2, and a layer that predicts later tokens")

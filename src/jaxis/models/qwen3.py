@@ -75,5 +75,5 @@ FAMILY = Family(
     "Qwen3; Qwen3-VL; LightOnOCR",
     (Qwen3ForCausalLM, Qwen3VLForConditionalGeneration, LightOnOcrForConditionalGeneration),
     "a norm on each query and key head; Qwen's tower, M-RoPE, DeepStack",
-    gguf=("qwen3",),
+    gguf=("qwen3", "qwen3vl"),
 )

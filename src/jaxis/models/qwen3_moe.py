@@ -81,5 +81,5 @@ FAMILY = Family(
     "Qwen3 MoE; Qwen3-VL MoE",
     (Qwen3MoeForCausalLM, Qwen3VLMoeForConditionalGeneration),
     "128 experts, 8 per token, renormalized; Qwen's tower, M-RoPE, DeepStack",
-    gguf=("qwen3moe",),
+    gguf=("qwen3moe", "qwen3vlmoe"),
 )

@@ -68,7 +68,7 @@ def model_context(
         fingerprint=engine.info.fingerprint or None,
         variants=ServedAdapters.of(engine, config),
         images=PromptImages.of_model(
-            Path(engine.info.model_folder), engine.tokenizer, engine.info.max_inputs, engine.info.max_model_len
+            Path(engine.info.input_files), engine.tokenizer, engine.info.max_inputs, engine.info.max_model_len
         ),
         image_access=config.image_access,
     )

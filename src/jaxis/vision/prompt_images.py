@@ -35,10 +35,10 @@ class PromptImages:
 
     @classmethod
     def of_model(
-        cls, folder: Path, tokenizer: Tokenizer | None, max_images: int, max_model_len: int
+        cls, files: Path, tokenizer: Tokenizer | None, max_images: int, max_model_len: int
     ) -> PromptImages | None:
-        """Those of a checkpoint whose engine takes so many images; None: it takes none."""
-        processor = read_processor(folder, tokenizer) if max_images else None
+        """Those of a model whose engine takes so many images (see `read_processor`); None: it takes none."""
+        processor = read_processor(files, tokenizer) if max_images else None
         return None if processor is None else cls(processor, max_images, max_model_len)
 
     def put(self, prompt: TokenizedPrompt, sources: Sequence[ImageSource]) -> TokenizedPrompt:

@@ -29,16 +29,14 @@ from jaxis.host.byte_size import human_bytes
 from jaxis.host.extras import missing_module
 from jaxis.kernels.platform import target_platform
 from jaxis.layers.module import JaxModule
-from jaxis.loading.open_checkpoint import TensorListing
-from jaxis.models.common.text_part import TextPart
 from jaxis.models.common.vision_tower import VisionTower, pack_patches, packed_size, unpack_patches
 from jaxis.models.model_loader import construct_abstractly, load_model
-from jaxis.models.registry import model_class_of
 from jaxis.prompts import EmbeddedInput
 from jaxis.tokenizer import Tokenizer
 from jaxis.vision.processors import read_processor
 from jaxis.vision.processors.processor import ImageProcessor, PixelScale
 from jaxis.vision.slices import SlicedProgram, SliceProgram, cut
+from jaxis.vision.tower_source import MmprojTensors, TowerSource, tower_source
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -59,32 +57,33 @@ class VisionRoom(DeviceRoom):
     """The tower's weights.
 
     Args:
-      config: The engine's, with all of config.json.
-      tower_class: The tower's.
+      config: The engine's.
+      source: The tower's.
       pixel_scale: The processor's.
       max_images: Most of a prompt.
     """
 
     text = "the weights of the vision tower (--limit-mm-per-prompt '{\"image\": 0}' leaves it out)"
 
-    def __init__(
-        self, config: VllmConfig, tower_class: type[VisionTower], pixel_scale: PixelScale, max_images: int
-    ) -> None:
-        self._config, self._tower_class = _config_of_tower(config, tower_class), tower_class
+    def __init__(self, config: VllmConfig, source: TowerSource, pixel_scale: PixelScale, max_images: int) -> None:
+        self._config, self._source = _config_of_tower(config, source.tower_class, source.config), source
         self._pixel_scale, self._max_images = pixel_scale, max_images
 
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
         """See `DeviceRoom`."""
         del model
-        tower = construct_abstractly(self._config, check_config=False, model_class=self._tower_class)
+        tower = construct_abstractly(self._config, check_config=False, model_class=self._source.tower_class)
         # As if each device had all of it.
         return sum(param.get_value().size for _, param in tower.named_parameters()) * np.dtype(dtype).itemsize
 
     def fill(self, executor: Executor, note: Callable[[str], None]) -> RoomContents:
         """See `DeviceRoom`."""
         [stage] = executor.stages  # `vision_room` gives others none
-        tower = cast(VisionTower, load_model(self._config, stage.context.mesh, model_class=self._tower_class))
-        encoder = ImageEncoder(tower, self._pixel_scale, self._max_images, stage.context)
+        source = self._source
+        tensors = None if source.mmproj is None else MmprojTensors(source.mmproj)
+        loaded = load_model(self._config, stage.context.mesh, model_class=source.tower_class, tensors=tensors)
+        tower = cast(VisionTower, loaded)
+        encoder = ImageEncoder(tower, self._pixel_scale, self._max_images, stage.context, source.files)
         note(f"images: {human_bytes(encoder.num_bytes)} for the vision tower; see docs/images.md")
         return RoomContents(inputs=encoder)
 
@@ -105,27 +104,27 @@ def vision_room(
 
     Raises:
       ConfigError: The tower or the processor asks for something that is not supported.
+      CheckpointError: See `tower_source`.
     """
     max_images = (args.limit_mm_per_prompt or {}).get("image", MAX_IMAGES)
-    model_class = model_class_of(hf_config)
-    tower_class = model_class.tower if issubclass(model_class, TextPart) else None
-    if not max_images or tower_class is None:
+    if not max_images:
         return None
+    config = make_config(args)
+    path, is_made_up = Path(config.model_config.model), config.load_config.load_format == "dummy"
+    mmproj = None if args.mmproj is None else Path(args.mmproj)
+    source = tower_source(path, hf_config, mmproj, is_made_up=is_made_up)
+    if source is None or isinstance(source, str):
+        return source
     if args.pipeline_parallel_size > 1 or args.nnodes > 1:
         return "images do not combine with pipeline stages or several hosts"
-    config = make_config(args)
     if missing_module("vision") is not None:
         return "images need Pillow: pip install 'jaxis[vision]'"
-    folder = Path(config.model_config.model)
-    is_made_up = config.load_config.load_format == "dummy"
-    if not is_made_up and not (folder.is_dir() and any(map(tower_class.has_tensor, TensorListing(folder)))):
-        return "the checkpoint's files have no vision tower"
-    processor = read_processor(folder, tokenizer)
+    processor = read_processor(source.files, tokenizer)
     if processor is None:
         return "the checkpoint has no preprocessor_config.json of an image processor that jaxis knows"
     if processor.is_bidirectional and (reason := _why_not_bidirectional(config, processor)):
         return reason
-    return VisionRoom(config, tower_class, processor.pixel_scale, max_images)
+    return VisionRoom(config, source, processor.pixel_scale, max_images)
 
 
 def _why_not_bidirectional(config: VllmConfig, processor: ImageProcessor) -> str | None:
@@ -176,6 +175,7 @@ class ImageEncoder:
       max_inputs: See `InputEncoder`.
       request_bytes: See `InputEncoder`.
       embedding_size: See `InputEncoder`.
+      files: See `InputEncoder`.
       num_encoded: Images that were encoded.
 
     Args:
@@ -183,12 +183,15 @@ class ImageEncoder:
       pixel_scale: The processor's.
       max_images: Most of a prompt.
       context: Of the text model.
+      files: What the processor is read from.
     """
 
     request_bytes = REQUEST_BYTES
 
-    def __init__(self, tower: VisionTower, pixel_scale: PixelScale, max_images: int, context: ProgramContext) -> None:
-        self.max_inputs, self.num_encoded = max_images, 0
+    def __init__(
+        self, tower: VisionTower, pixel_scale: PixelScale, max_images: int, context: ProgramContext, files: Path
+    ) -> None:
+        self.max_inputs, self.files, self.num_encoded = max_images, files, 0
         self._scale, self._dtype = pixel_scale, context.model.hidden_states.dtype
         self.patch_size, self.merge_size = tower.patch_size, tower.merge_size
         self.embedding_size = context.model.hidden_states.shape[-1] * (1 + tower.num_additions)
@@ -383,9 +386,8 @@ def _padded(num_patches: int, merge_size: int) -> int:
     return (power * 3 // 4 if power * size > _SMALLEST_PADDED and num_merged <= power * 3 // 4 else power) * size
 
 
-def _config_of_tower(config: VllmConfig, tower_class: type[VisionTower]) -> VllmConfig:
+def _config_of_tower(config: VllmConfig, tower_class: type[VisionTower], hf_config: HFConfig) -> VllmConfig:
     """The engine's configuration with the keys of config.json that are about the tower, none of which may be unread."""
-    hf_config = config.model_config.hf_config
     values, chosen = hf_config.to_dict(), {}
     for dotted in tower_class.config_keys:
         *parents, key = dotted.split(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -18,11 +19,13 @@ class InputEncoder(Protocol):
       max_inputs: Most of a prompt.
       request_bytes: How large a request with a prompt's inputs may have to be.
       embedding_size: E; E * (1 + n) if the first n layers get additions.
+      files: The folder or file that says how inputs are made from what users send.
     """
 
     max_inputs: int
     request_bytes: int
     embedding_size: int
+    files: Path
 
     def check(self, item: EmbeddedInput) -> None:
         """Raises a RequestError for an input that it cannot encode."""

@@ -48,6 +48,7 @@ class EngineInfo:
       num_ranks: Data ranks, which share them.
       max_inputs: Most inputs of a prompt that are not tokens, such as images; 0 if it takes none.
       request_bytes: How large a request with these may have to be; 0 if it takes none.
+      input_files: The folder or file that says how they are made from what users send; empty if it takes none.
     """
 
     model_folder: str
@@ -70,6 +71,7 @@ class EngineInfo:
     num_ranks: int = 1
     max_inputs: int = 0
     request_bytes: int = 0
+    input_files: str = ""
 
     @classmethod
     def of(cls, built: BuiltEngine) -> EngineInfo:
@@ -103,6 +105,7 @@ class EngineInfo:
             num_ranks=engine.runner.num_ranks,
             max_inputs=0 if inputs is None else inputs.max_inputs,
             request_bytes=0 if inputs is None else inputs.request_bytes,
+            input_files="" if inputs is None else str(inputs.files),
         )
 
 

@@ -128,9 +128,9 @@ NAMES: Mapping[str, ArchitectureNames] = {
     ),
     "granite": ArchitectureNames(block=_LLAMA, permutes_rope=True),
     "mistral3": ArchitectureNames(block=_LLAMA, permutes_rope=True),
-    "qwen2": ArchitectureNames(block=_LLAMA),
-    "qwen3": ArchitectureNames(block={**_LLAMA, **_HEAD_NORMS}),
-    "qwen3moe": ArchitectureNames(block={**_LLAMA, **_HEAD_NORMS, **_ROUTER}),
+    **dict.fromkeys(("qwen2", "qwen2vl"), ArchitectureNames(block=_LLAMA)),
+    **dict.fromkeys(("qwen3", "qwen3vl"), ArchitectureNames(block={**_LLAMA, **_HEAD_NORMS})),
+    **dict.fromkeys(("qwen3moe", "qwen3vlmoe"), ArchitectureNames(block={**_LLAMA, **_HEAD_NORMS, **_ROUTER})),
     "phi3": ArchitectureNames(block={**_LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
     "olmo2": ArchitectureNames(
         block={

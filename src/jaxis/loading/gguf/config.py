@@ -194,6 +194,23 @@ def _qwen3moe(reader: ConfigReader) -> Values:
     }
 
 
+def _qwen2vl(reader: ConfigReader) -> Values:
+    """The text of Qwen2-VL and Qwen2.5-VL."""
+    return reader.with_mrope(_qwen2(reader), interleaved=False)
+
+
+def _qwen3vl(reader: ConfigReader) -> Values:
+    """The text of Qwen3-VL."""
+    reader.keys.ignore("n_deepstack_layers")  # as many as the vision part makes
+    return reader.with_mrope(_qwen3(reader), interleaved=True)
+
+
+def _qwen3vlmoe(reader: ConfigReader) -> Values:
+    """The same with experts."""
+    reader.keys.ignore("n_deepstack_layers")
+    return reader.with_mrope(_qwen3moe(reader), interleaved=True)
+
+
 def _phi3(reader: ConfigReader) -> Values:
     keys = reader.keys
     values = {**reader.base("Phi3ForCausalLM", "phi3"), **reader.rms(), **reader.dense(), **reader.rope()}
@@ -468,6 +485,9 @@ _FAMILIES: Mapping[str, Callable[[ConfigReader], Values]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3moe,
+    "qwen2vl": _qwen2vl,
+    "qwen3vl": _qwen3vl,
+    "qwen3vlmoe": _qwen3vlmoe,
     "phi3": _phi3,
     "olmo2": _olmo2,
     "gpt-oss": _gpt_oss,

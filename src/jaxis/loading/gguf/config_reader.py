@@ -111,6 +111,14 @@ class ConfigReader:
         freqs = self.read_tensor(ROPE_FREQS)
         return rope_values(self.keys, head_dim=self.head_dim, default_theta=theta, freqs=freqs, yarn=yarn)
 
+    def with_mrope(self, values: Values, *, interleaved: bool) -> Values:
+        """The config of a model whose rope counts the rows and columns of images (M-RoPE), if the file says so."""
+        sections = self.keys.for_layers("rope.dimension_sections", 3)
+        if sections is None:
+            return values
+        mrope = {"mrope_section": sections} | ({"mrope_interleaved": True} if interleaved else {})
+        return {**values, "rope_scaling": {**(values.get("rope_scaling") or {"rope_type": "default"}), **mrope}}
+
     def layer_types(self, *, full_every: int) -> list[str]:
         """Which layers have the window: what the file says, or all but every `full_every`-th."""
         keys = self.keys

@@ -34,7 +34,6 @@ def qwen35moe(reader: ConfigReader) -> Values:
 
 def _qwen_hybrid(reader: ConfigReader, architecture: str, model_type: str) -> Values:
     keys = reader.keys
-    keys.ignore("rope.dimension_sections")  # a token of text has one position
     interval = keys.integer("full_attention_interval", 4)
     num_key_heads, num_value_heads = keys.integer("ssm.group_count"), keys.integer("ssm.time_step_rank")
     if not num_key_heads or not num_value_heads or num_value_heads % num_key_heads:
@@ -52,7 +51,7 @@ def _qwen_hybrid(reader: ConfigReader, architecture: str, model_type: str) -> Va
     values = {**reader.base(architecture, model_type), **reader.rms(), **reader.rope()}
     values.setdefault("partial_rotary_factor", 1.0)
     return {
-        **values,
+        **reader.with_mrope(values, interleaved=True),
         "attention_bias": reader.has_tensors("attn_q.bias"),
         "layer_types": ["linear_attention" if (i + 1) % max(interval, 1) else FULL for i in range(reader.num_layers)],
         "linear_num_key_heads": num_key_heads if reader.delta_heads is None else heads.model_key_heads,

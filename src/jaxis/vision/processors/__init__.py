@@ -43,16 +43,20 @@ _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcesso
 """How the names of processors in the files begin -> what reads their settings; the first that fits."""
 
 
-def read_processor(folder: Path, tokenizer: Tokenizer | None) -> ImageProcessor | None:
-    """The processor of a checkpoint's images; None if it has no files of one that is supported, or no tokenizer.
+def read_processor(files: Path, tokenizer: Tokenizer | None) -> ImageProcessor | None:
+    """The processor of a model's images; None if it has no files of one that is supported, or no tokenizer.
+
+    Args:
+      files: The checkpoint's folder, or the `mmproj` file of a GGUF model.
+      tokenizer: The model's.
 
     Raises:
       ConfigError: Its settings are not supported.
-      CheckpointError: A file is not a JSON object.
+      CheckpointError: A file is not a JSON object, or not an `mmproj` file.
     """
-    if tokenizer is None or not folder.is_dir():
+    if tokenizer is None or not files.exists():
         return None
-    settings = ProcessorSettings(folder)
+    settings = ProcessorSettings(files)
     for name in settings.names:
         for known, read in _PROCESSORS.items():
             if name.startswith(known):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxis.errors import ConfigError
 from jaxis.host.json_object import read_json_object
+from jaxis.loading.gguf.mmproj import MmprojFile
 from jaxis.vision.processors.processor import PixelScale
 
 if TYPE_CHECKING:
@@ -36,21 +37,28 @@ _READ = frozenset({"size", "resample", "rescale_factor", "image_mean", "image_st
 
 
 class ProcessorSettings:
-    """The settings of a folder's preprocessor_config.json and processor_config.json.
+    """The settings of a folder's preprocessor_config.json and processor_config.json, or of an `mmproj` file.
+
+    Args:
+      files: The folder or file.
 
     Attributes:
-      source: The folder.
+      source: The folder or file.
       processor: Those about tokens and patches.
       model: config.json.
       names: What the files call the processor, the most telling name first.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.source = str(folder)
-        self.model = _read(folder / "config.json")
-        self.processor = _read(folder / "processor_config.json")
-        nested = self.processor.get("image_processor")
-        self._image = nested if isinstance(nested, dict) else _read(folder / "preprocessor_config.json")
+    def __init__(self, files: Path) -> None:
+        self.source = str(files)
+        if files.is_file():
+            with MmprojFile(files) as file:
+                self.model, self.processor, self._image = file.config, file.processor, file.image_processor
+        else:
+            self.model = _read(files / "config.json")
+            self.processor = _read(files / "processor_config.json")
+            nested = self.processor.get("image_processor")
+            self._image = nested if isinstance(nested, dict) else _read(files / "preprocessor_config.json")
         names = (
             self.processor.get("processor_class"),
             *map(self._image.get, ("processor_class", "image_processor_type")),

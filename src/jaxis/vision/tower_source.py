@@ -1,0 +1,130 @@
+"""Where a model's vision tower is: in its checkpoint, or in the `mmproj` file of a GGUF model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.kernels.weights import dequantize
+from jaxis.loading.gguf.container import GGUFTensor
+from jaxis.loading.gguf.mmproj import MmprojFile, mmproj_beside
+from jaxis.loading.open_checkpoint import TensorListing
+from jaxis.models.common.gemma3_vision import Gemma3Vision
+from jaxis.models.common.idefics3_vision import Idefics3Vision
+from jaxis.models.common.qwen_vision import Qwen2_5VLVision, Qwen2VLVision, Qwen3VLVision
+from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.vision_tower import VisionTower
+from jaxis.models.registry import model_class_of
+from jaxis.quantization.formats.gguf import read_blocks
+
+_TOWERS: Mapping[str, type[VisionTower]] = {
+    "qwen2vl_merger": Qwen2VLVision,
+    "qwen2.5vl_merger": Qwen2_5VLVision,
+    "qwen3vl_merger": Qwen3VLVision,
+    "gemma3": Gemma3Vision,
+    "idefics3": Idefics3Vision,
+}
+"""The kind of an mmproj file -> its tower."""
+
+
+class MmprojTensors:
+    """The tensors of an `mmproj` file as floats, for `load_model`. A context manager.
+
+    Args:
+      path: The file.
+
+    Attributes:
+      total_bytes: Of all of them, in the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = MmprojFile(path)
+        self.total_bytes = self._file.total_bytes
+
+    def iterate(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields every tensor once."""
+        return self._file.iterate(_floats)
+
+    def __enter__(self) -> MmprojTensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class TowerSource:
+    """A tower that can be loaded.
+
+    Attributes:
+      tower_class: The tower's.
+      config: What `tower_class.config_keys` are read from.
+      files: What the processor is read from: the checkpoint's folder, or the `mmproj` file.
+      mmproj: That file, if the tower is in one.
+    """
+
+    tower_class: type[VisionTower]
+    config: HFConfig
+    files: Path
+    mmproj: Path | None = None
+
+
+def tower_source(path: Path, hf_config: HFConfig, mmproj: Path | None, *, is_made_up: bool) -> TowerSource | str | None:
+    """The tower of a checkpoint, or why there is none to load; None if its class has none and nothing lies beside it.
+
+    Args:
+      path: The checkpoint's folder, or its GGUF file.
+      hf_config: The checkpoint's.
+      mmproj: The file that a user names; None takes what lies beside a GGUF file.
+      is_made_up: Whether weights are made, not read.
+
+    Raises:
+      ConfigError: `mmproj` is not one of the model.
+      CheckpointError: `mmproj` cannot be read.
+    """
+    if mmproj is not None:
+        if not path.is_file():
+            raise ConfigError(f"mmproj={str(mmproj)!r} is for models in GGUF files, and {path} is none: leave it out")
+        return _in_mmproj(mmproj, hf_config)
+    if path.is_file():
+        beside = mmproj_beside(path)
+        if beside is None:
+            return None
+        try:
+            return _in_mmproj(beside, hf_config)
+        except (ConfigError, CheckpointError) as error:
+            return str(error)
+    model_class = model_class_of(hf_config)
+    tower_class = model_class.tower if issubclass(model_class, TextPart) else None
+    if tower_class is None:
+        return None
+    if not is_made_up and not (path.is_dir() and any(map(tower_class.has_tensor, TensorListing(path)))):
+        return "the checkpoint's files have no vision tower"
+    return TowerSource(tower_class, hf_config, path)
+
+
+def _in_mmproj(path: Path, hf_config: HFConfig) -> TowerSource:
+    text = hf_config.to_dict()
+    with MmprojFile(path) as file:
+        if file.size != text.get("hidden_size"):
+            raise ConfigError(
+                f"{path} makes embeddings of {file.size} elements, and the model's have {text.get('hidden_size')}: "
+                "give the mmproj file of this model"
+            )
+        # The text's keys say whether its RoPE counts rows and columns.
+        config = HFConfig({**text, **file.config}, source=str(path))
+        return TowerSource(_TOWERS[file.kind], config, path, path)
+
+
+def _floats(tensor: GGUFTensor, stored: np.ndarray) -> np.ndarray:
+    if tensor.block_type.dtype is not None:
+        return stored
+    shape = (math.prod(tensor.shape[:-1]), tensor.shape[-1])
+    weight = read_blocks(tensor.block_type, stored.reshape(shape[0], -1), shape)
+    return np.asarray(dequantize(weight), np.float32).reshape(tensor.shape)
