@@ -36,6 +36,7 @@ class EmbeddedInput:
       data: Its bytes, uint8.
       is_bidirectional: Whether its tokens see each other, not just those before them; a step then computes all of them.
       grid: Rows and columns of its tokens, where RoPE counts them by both (see `rope_positions`); None: as text.
+      order: Which of the embeddings that the encoder makes the rows take; None: each, in their order.
     """
 
     digest: bytes
@@ -46,6 +47,7 @@ class EmbeddedInput:
     data: bytes
     is_bidirectional: bool = False
     grid: tuple[int, int] | None = None
+    order: tuple[int, ...] | None = None
 
     @property
     def stop(self) -> int:

@@ -30,6 +30,9 @@ from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 from transformers.models.llama4.processing_llama4 import Llama4Processor
 from transformers.models.llava.processing_llava import LlavaProcessor
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
+from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -611,6 +614,38 @@ _LLAVA_SIGLIP = dataclasses.replace(
     replace=lambda inputs, index: "<image>" * (TILE // PATCH) ** 2,
     slow=True,
 )
+_CANVASES = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]
+_LLAVA_NEXT_TOKENS = _LLAVA_TOKENS | {"patch_size": 8}
+
+
+def _views_of_llava_next(inputs: Inputs, index: int) -> np.ndarray:
+    count = image_size_to_num_patches(list(inputs["image_sizes"][index]), _CANVASES, TILE)
+    return inputs["pixel_values"][index][:count]
+
+
+def _replace_llava_next(inputs: Inputs, index: int) -> str:
+    processor = object.__new__(LlavaNextProcessor)
+    vars(processor).update(_LLAVA_NEXT_TOKENS, image_processor=SimpleNamespace(image_grid_pinpoints=_CANVASES))
+    return processor.replace_image_token(inputs, index)
+
+
+_LLAVA_NEXT = dataclasses.replace(
+    _LLAVA,
+    name="LLaVA-NeXT",
+    config=lambda token_id: transformers.LlavaNextConfig(
+        text_config=TEXT | {"model_type": "llama"},
+        vision_config=_SQUARES | {"model_type": "clip_vision_model", "num_hidden_layers": 3, "patch_size": 8},
+        image_token_index=token_id("<image>"),
+        vision_feature_layer=-2,
+        image_grid_pinpoints=_CANVASES,
+    ),
+    image_processor=LlavaNextImageProcessorPil(
+        size={"shortest_edge": TILE}, crop_size={"height": TILE, "width": TILE}, image_grid_pinpoints=_CANVASES
+    ),
+    processor_files={"processor_class": "LlavaNextProcessor", **_LLAVA_NEXT_TOKENS},
+    replace=_replace_llava_next,
+    views=_views_of_llava_next,
+)
 _PIXTRAL_12B = dataclasses.replace(
     _MISTRAL3,
     name="Pixtral 12B",
@@ -799,5 +834,5 @@ _LFM2_VL = VisionFamily(
 FAMILIES = (
     *(_MISTRAL3, _LIGHTON_OCR, _IDEFICS3, _SMOLVLM, _INTERNVL, _GEMMA3, _GEMMA4, _GEMMA4_CAUSAL, _GEMMA4_UNIFIED),
     *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE),
-    *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
+    *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
 )

@@ -11,7 +11,7 @@ from jaxis.models.common.family import Family
 from jaxis.models.common.idefics3_vision import Idefics3Vision
 from jaxis.models.common.internvit import InternVLVision
 from jaxis.models.common.llama import LlamaDecoderLayer
-from jaxis.models.common.llava_vision import LlavaVision
+from jaxis.models.common.llava_vision import LlavaNextVision, LlavaVision
 from jaxis.models.common.mistral import MistralDecoderLayer
 from jaxis.models.common.qwen import Qwen2DecoderLayer
 from jaxis.models.common.text_part import TextPart
@@ -36,9 +36,9 @@ class LlavaForConditionalGeneration(TextPart, CausalLM):
 
 
 class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
-    """LLaVA-NeXT (1.6); images are not supported."""
+    """LLaVA-NeXT (1.6): the text, and what encodes images for it."""
 
-    tower = None
+    tower = LlavaNextVision
     other_parts = ("vision_tower", "multi_modal_projector", "image_newline")
     other_keys = (*LlavaForConditionalGeneration.other_keys, "image_grid_pinpoints", "use_image_newline_parameter")
 
@@ -66,7 +66,7 @@ class SmolVLMForConditionalGeneration(Idefics3ForConditionalGeneration):
 
 
 FAMILY = Family(
-    "InternVL 2.5 and 3, Idefics3, SmolVLM, LLaVA 1.5, Pixtral 12B; LLaVA-NeXT (text)",
+    "InternVL 2.5 and 3, Idefics3, SmolVLM, LLaVA 1.5, LLaVA-NeXT, Pixtral 12B",
     (
         LlavaForConditionalGeneration,
         LlavaNextForConditionalGeneration,

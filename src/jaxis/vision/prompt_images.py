@@ -80,7 +80,7 @@ class PromptImages:
             for part in parts:
                 inputs.append(
                     EmbeddedInput(
-                        processor.digest(part.views),
+                        processor.digest(part),
                         len(expanded),
                         len(part.token_ids),
                         tuple(part.rows),
@@ -88,6 +88,7 @@ class PromptImages:
                         part.views.tobytes(),
                         is_bidirectional=processor.is_bidirectional,
                         grid=processor.grid(*upright.size),
+                        order=None if part.order is None else tuple(part.order),
                     )
                 )
                 expanded += part.token_ids

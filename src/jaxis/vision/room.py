@@ -193,7 +193,7 @@ class ImageEncoder:
     ) -> None:
         self.max_inputs, self.files, self.num_encoded = max_images, files, 0
         self._scale, self._dtype = pixel_scale, context.model.hidden_states.dtype
-        self.patch_size, self.merge_size = tower.patch_size, tower.merge_size
+        self.patch_size, self.merge_size, self._ends_lines = tower.patch_size, tower.merge_size, tower.ends_lines
         self.embedding_size = context.model.hidden_states.shape[-1] * (1 + tower.num_additions)
         self._context = context
         self._programs: dict[int, SlicedProgram] = {}  # by patches of a view
@@ -216,7 +216,9 @@ class ImageEncoder:
         is_image = len(item.shape) == 4 and item.shape[3] == 3 and len(item.data) == math.prod(item.shape)
         if not is_image or min(item.shape) < 1 or item.shape[1] % side or item.shape[2] % side:
             raise RequestError(f"an image of shape {list(item.shape)} is not one that the model's processor makes")
-        if math.prod(item.shape[:3]) // side**2 != len(item.rows):
+        num_made = math.prod(item.shape[:3]) // side**2
+        order = range(num_made) if item.order is None else item.order
+        if len(order) != len(item.rows) or not all(-self._ends_lines <= i < num_made for i in order):
             raise RequestError("an image has another number of embeddings than there are tokens for it")
 
     def begin(self) -> None:
@@ -317,7 +319,9 @@ class ImageEncoder:
             begun.values, begun.num_slices = self._values(begun.item, len(begun.rows), begun.program), 0
             return
         self.num_encoded += 1
-        self._begun, digest, rows = None, begun.item.digest, np.concatenate(begun.rows)
+        self._begun, digest, order = None, begun.item.digest, begun.item.order
+        rows = np.concatenate(begun.rows if order is None else [*begun.rows, encoded[-1:]])
+        rows = rows if order is None else rows[list(order)]
         if digest in self._uses:
             self._held[digest] = rows
         else:

@@ -148,6 +148,33 @@ class LlavaVision(VisionTower):
         return self.multi_modal_projector(x)
 
 
+class LlavaNextVision(LlavaVision):
+    """That of LLaVA-NeXT: LLaVA 1.5's, and an embedding for the end of a line.
+
+    Args:
+      vllm_config: Its config is what `config_keys` name.
+      rng: For the initial weights.
+
+    Raises:
+      ConfigError: config.json asks for something that is not supported.
+    """
+
+    config_keys = (*LlavaVision.config_keys, "use_image_newline_parameter")
+    prefixes = (*LlavaVision.prefixes, "image_newline")
+    ends_lines = True
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
+        super().__init__(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng)
+        scope.config.expect("use_image_newline_parameter", True)
+        self.image_newline = parameter(scope, scope.config["text_config"]["hidden_size"])
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """See `VisionTower`."""
+        x = super().__call__(patches)
+        return jnp.concatenate([x, self.image_newline[...].astype(x.dtype)[None]])
+
+
 def _num_layers(config: HFConfig, most: int) -> int:
     """How many of a tower's layers `vision_feature_layer` says to run: -1 is all, -2 all but the last."""
     layer = config.get("vision_feature_layer", -2)

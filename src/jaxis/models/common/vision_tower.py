@@ -45,6 +45,7 @@ class VisionTower(JaxModule, LoadableWithIterator):
       merge_size: Patches of a side of what becomes one embedding.
       num_additions: After how many of the text's first layers something is added at an image's tokens (DeepStack,
         arXiv:2406.04334); it follows the embeddings.
+      ends_lines: Whether there is an embedding for the end of a line of patches, which then follows all others.
     """
 
     config_keys: ClassVar[tuple[str, ...]]
@@ -54,9 +55,13 @@ class VisionTower(JaxModule, LoadableWithIterator):
     patch_size: int
     merge_size: int
     num_additions: int = 0
+    ends_lines: ClassVar[bool] = False
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """Embeddings [P / merge_size ** 2, E * (1 + num_additions)], in the order of merged patches, padding last."""
+        """Embeddings [P / merge_size ** 2, E * (1 + num_additions)], in the order of merged patches, padding last.
+
+        With `ends_lines`, one row more.
+        """
         raise NotImplementedError
 
     @classmethod

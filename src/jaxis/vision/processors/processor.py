@@ -41,11 +41,14 @@ class ViewGroup(NamedTuple):
       views: uint8 [views, height, width, 3].
       token_ids: In the prompt.
       rows: The places among these that take the views' embeddings.
+      order: Which of all views' embeddings, one view after another, they take; -1 is what the tower has for the end of
+        a line. None: each, in their order.
     """
 
     views: np.ndarray
     token_ids: list[int]
     rows: list[int]
+    order: list[int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +100,14 @@ class ImageProcessor:
         del text
         return list(token_ids), [i for i, token_id in enumerate(token_ids) if token_id == self.placeholder_id]
 
-    def digest(self, views: np.ndarray) -> bytes:
+    def digest(self, group: ViewGroup) -> bytes:
         """SHA-256 of what the embeddings depend on besides the tower: each field with its length."""
-        scale = self.pixel_scale
+        scale, views = self.pixel_scale, group.views
         fields = (
             type(self).__name__.encode(),
             json.dumps([scale.factor, scale.mean, scale.std]).encode(),
             repr(views.shape).encode(),
+            *([] if group.order is None else [repr(group.order).encode()]),
         )
         digest = hashlib.sha256()
         for part in (*fields, np.ascontiguousarray(views).data):
