@@ -153,10 +153,12 @@ def _gaps(llm: LLM, prompt: Any) -> float:
         _encoder(llm)._unused.clear()
         llm.engine.reset_prefix_cache()
         prompts = [llm._tokenize([10 + i, 20, 30], "a prompt") for i in range(DECODES)]
+        # A server does this beside the engine.
+        with_image = None if prompt is None else llm._tokenize(prompt, "a prompt")
         queued: list[Any] = []
         llm._add(queued, prompts, [params] * DECODES, None, [None] * DECODES)
         lengths, last = [0] * DECODES, [0.0] * DECODES
-        has_image = prompt is None
+        has_image = with_image is None
         while not all(request.finished for request in queued[:DECODES]):
             llm._step()
             now = time.perf_counter()
@@ -166,9 +168,9 @@ def _gaps(llm: LLM, prompt: Any) -> float:
                     if measured and lengths[i]:
                         gaps.append((now - last[i]) / (length - lengths[i]))
                     lengths[i], last[i] = length, now
-            if not has_image and min(lengths) > DECODE_TOKENS // 4:
+            if with_image is not None and not has_image and min(lengths) > DECODE_TOKENS // 4:
                 has_image = True
-                llm._add(queued, [llm._tokenize(prompt, "a prompt")], [params], None, [None])
+                llm._add(queued, [with_image], [params], None, [None])
         llm._abort(queued)
     return float(np.percentile(gaps, 99))
 
