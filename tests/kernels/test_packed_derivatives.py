@@ -74,6 +74,15 @@ def test_products(dtype):
     check(lambda x, w: x * lookup(ids, w, jnp.float32), lambda x, w: x * w[ids], draw(5, 4, 1), gate, dtype=dtype)
 
 
+@pytest.mark.parametrize("num_rows", [8192 + 40, 2 * 8192])
+def test_the_derivative_of_a_product_with_a_frozen_vocabulary(num_rows):
+    x, weight, dy = draw(0, NUM_TOKENS, SIZE), np.asarray(draw(1, num_rows, SIZE)), draw(2, NUM_TOKENS, num_rows)
+    packed = pack(weight)
+    [found] = jax.jit(lambda x: jax.vjp(lambda x: matmul(x, packed), x)[1](dy))(x)
+    expected = np.asarray(dy, np.float64) @ weight
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
+
+
 @pytest.mark.parametrize("activation", KERNEL_NAMES)
 def test_a_gated_product_has_the_same_bits_where_it_is_differentiated(activation):
     x, gate, up = draw(0, NUM_TOKENS, SIZE), *(pack(np.asarray(draw(seed, 40, SIZE))) for seed in (1, 2))

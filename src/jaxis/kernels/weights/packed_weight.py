@@ -425,10 +425,35 @@ def _in_blocks(x: jax.Array, weight: PackedWeight) -> jax.Array:
     """x [T, in] -> [T, out] by XLA, with so many rows of the weight at a time in float32."""
     if weight.out_size <= _BLOCK_ROWS or weight.master is not None:
         return x @ floats_of(weight).T
+    return _by_blocks(x, weight)
+
+
+@jax.custom_vjp
+def _by_blocks(x: jax.Array, weight: PackedWeight) -> jax.Array:
     num_blocks = -(-weight.out_size // _BLOCK_ROWS)
     ids = jnp.arange(num_blocks * _BLOCK_ROWS, dtype=jnp.int32).reshape(num_blocks, -1)
-    products = jax.lax.map(jax.checkpoint(lambda block: x @ weight.lookup(block, jnp.float32).T), ids)
+    products = jax.lax.map(lambda block: x @ weight.lookup(block, jnp.float32).T, ids)
     return jnp.moveaxis(products, 0, 1).reshape(len(x), -1)[:, : weight.out_size]
+
+
+def _by_blocks_forward(x: jax.Array, weight: PackedWeight) -> tuple[jax.Array, PackedWeight]:
+    return _by_blocks(x, weight), weight
+
+
+def _by_blocks_backward(weight: PackedWeight, dy: jax.Array) -> tuple[jax.Array, None]:
+    """The derivative by x alone. JAX's own would first copy dy, which is of a vocabulary, block by block."""
+
+    def of_rows(start: int | jax.Array, count: int) -> jax.Array:
+        ids = start + jnp.arange(count, dtype=jnp.int32)
+        return jax.lax.dynamic_slice_in_dim(dy, start, count, axis=1) @ weight.lookup(ids, jnp.float32)
+
+    num_blocks, rest = divmod(weight.out_size, _BLOCK_ROWS)
+    start = jnp.zeros((len(dy), weight.format.in_size), jnp.float32)
+    dx = jax.lax.fori_loop(0, num_blocks, lambda i, dx: dx + of_rows(i * _BLOCK_ROWS, _BLOCK_ROWS), start)
+    return (dx + of_rows(num_blocks * _BLOCK_ROWS, rest) if rest else dx), None
+
+
+_by_blocks.defvjp(_by_blocks_forward, _by_blocks_backward)
 
 
 @dataclass(frozen=True)
