@@ -25,6 +25,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, model_ty
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
 
@@ -71,7 +72,10 @@ def reference_keys() -> dict[str, Any]:
 def _architectures() -> dict[str, list[str]]:
     """Model type -> the architectures that jaxis has of it; only where the reference has both in one folder."""
     found: dict[str, list[str]] = {}
-    generate = (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    generate = (
+        *(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
+        MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    )
     for architecture in sorted((*built_in_models(), *encoder_classes())):
         for names in generate if architecture in built_in_models() else (MODEL_MAPPING_NAMES,):
             for model_type, classes in names.items():

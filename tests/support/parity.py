@@ -144,6 +144,12 @@ _MAMBA = {
 # An encoder of images or sound, which is left out.
 _TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "depth": 1}
 _SEES = {"vision_config": _TOWER}
+_HEARS = {
+    "audio_config": {
+        **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2},
+        **{"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48},
+    }
+}
 _MROPE = _rope(partial_rotary_factor=0.5, mrope_section=[2, 3, 3])
 _LFM2_VL = {"model_type": "lfm2", "block_multiple_of": 24, "layer_types": ["conv", "full_attention"]}
 # Of families that have no such key, or another name for it.
@@ -866,6 +872,17 @@ FAMILIES = (
     Family("LFM2-VL", "Lfm2VlConfig", _LFM2_VL, other_parts=_SEES),
     Family("LLaVA", "LlavaConfig", {"model_type": "llama"}, other_parts=_SEES),
     Family("LLaVA-NeXT", "LlavaNextConfig", {"model_type": "mistral"}, other_parts=_SEES),
+    Family("LLaVA-NeXT-Video", "LlavaNextVideoConfig", {"model_type": "llama"}, other_parts=_SEES),
+    Family("LLaVA-OneVision", "LlavaOnevisionConfig", {"model_type": "qwen2"}, other_parts=_SEES),
+    Family("ViP-LLaVA", "VipLlavaConfig", {"model_type": "llama"}, other_parts=_SEES),
+    Family("Voxtral", "VoxtralConfig", {"model_type": "llama"}, other_parts=_HEARS),
+    Family("Qwen2-Audio", "Qwen2AudioConfig", {"model_type": "qwen2"}, other_parts=_HEARS),
+    Family(
+        "Llama 3.2 Vision",
+        "MllamaConfig",
+        {"cross_attention_layers": [1, 3], "num_hidden_layers": 5, "bos_token_id": 1, "eos_token_id": 2, **_LLAMA31},
+        other_parts=_SEES,
+    ),
     Family("InternVL", "InternVLConfig", {"model_type": "qwen2", "tie_word_embeddings": True}, other_parts=_SEES),
     Family("SmolVLM", "SmolVLMConfig", {"model_type": "llama"}, other_parts=_SEES),
     Family("Idefics3", "Idefics3Config", {"model_type": "llama"}, other_parts=_SEES),
@@ -903,6 +920,7 @@ SLOW_NAMES = {
     *("EXAONE", "Solar Open", "A.X K1", "StarCoder", "StarCoder, heads of their own", "Falcon 7B", "Falcon 11B"),
     *("CodeGen", "InternLM 2", "MPT", "Falcon RW", "StableLM 12B"),
     *("GPT-J", "FlexOLMo", "GPT-Neo", "Qwen2-VL", "GLM-4.1V", "GLM-OCR", "GLM-4.5V", "LFM2-VL", "LLaVA"),
+    *("LLaVA-NeXT-Video", "LLaVA-OneVision", "ViP-LLaVA", "Voxtral", "Qwen2-Audio", "Llama 3.2 Vision"),
     *("InternVL", "Idefics3", "Aya Vision", "Command A Vision", "EXAONE 4.5", "LightOnOCR"),
 }
 # One of each kind of cache, state, position and step: of these, all paths are compared every time. Norms, routers and
@@ -943,7 +961,8 @@ def reference_model(family: Family) -> transformers.PreTrainedModel:
         auto_class = transformers.AutoModelForMultimodalLM
     model = auto_class.from_config(config).float().eval()
     for name, _ in list(model.model.named_children()) if family.other_parts is not None else ():
-        if name not in ("language_model", "text_model"):
+        # Qwen2-Audio's reference asks its encoder for its type even without sound.
+        if name not in ("language_model", "text_model") and family.config_class != "Qwen2AudioConfig":
             delattr(model.model, name)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

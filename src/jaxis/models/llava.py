@@ -43,6 +43,48 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
     other_keys = (*LlavaForConditionalGeneration.other_keys, "image_grid_pinpoints", "use_image_newline_parameter")
 
 
+class LlavaNextVideoForConditionalGeneration(LlavaNextForConditionalGeneration):
+    """LLaVA-NeXT-Video; images and videos are not supported."""
+
+    tower = None
+    other_parts = (*LlavaNextForConditionalGeneration.other_parts, "vision_resampler")
+    other_keys = (
+        *LlavaNextForConditionalGeneration.other_keys,
+        *("video_token_index", "video_seq_length", "spatial_pool_mode", "spatial_pool_stride"),
+    )
+
+
+class LlavaOnevisionForConditionalGeneration(LlavaNextForConditionalGeneration):
+    """LLaVA-OneVision; images are not supported."""
+
+    tower = None
+    other_keys = (*LlavaNextForConditionalGeneration.other_keys, "video_token_index", "vision_aspect_ratio")
+
+
+class VipLlavaForConditionalGeneration(LlavaForConditionalGeneration):
+    """ViP-LLaVA; images are not supported."""
+
+    tower = None
+    other_keys = (
+        *LlavaForConditionalGeneration.other_keys,
+        *("vision_feature_layers", "projector_layernorm_eps"),
+    )
+
+
+class VoxtralForConditionalGeneration(LlavaForConditionalGeneration):
+    """Voxtral; sound is not supported."""
+
+    tower = None
+    other_parts = ("audio_tower", "multi_modal_projector")
+    other_keys = ("audio_config", "audio_token_id", "projector_hidden_act", "hidden_size")
+
+
+class Qwen2AudioForConditionalGeneration(VoxtralForConditionalGeneration):
+    """Qwen2-Audio; sound is not supported."""
+
+    other_keys = ("audio_config", "audio_token_index")
+
+
 class InternVLForConditionalGeneration(LlavaForConditionalGeneration):
     """InternVL 2.5 and 3 as transformers has them: the text, and what encodes images for it."""
 
@@ -66,10 +108,16 @@ class SmolVLMForConditionalGeneration(Idefics3ForConditionalGeneration):
 
 
 FAMILY = Family(
-    "InternVL 2.5 and 3, Idefics3, SmolVLM, LLaVA 1.5, LLaVA-NeXT, Pixtral 12B",
+    "InternVL 2.5 and 3, Idefics3, SmolVLM, LLaVA 1.5, LLaVA-NeXT, Pixtral 12B; LLaVA-NeXT-Video, LLaVA-OneVision, "
+    "ViP-LLaVA, Voxtral, Qwen2-Audio (text)",
     (
         LlavaForConditionalGeneration,
         LlavaNextForConditionalGeneration,
+        LlavaNextVideoForConditionalGeneration,
+        LlavaOnevisionForConditionalGeneration,
+        VipLlavaForConditionalGeneration,
+        VoxtralForConditionalGeneration,
+        Qwen2AudioForConditionalGeneration,
         InternVLForConditionalGeneration,
         Idefics3ForConditionalGeneration,
         SmolVLMForConditionalGeneration,

@@ -1,0 +1,57 @@
+"""Llama 3.2 Vision (the text): the Llama layer; layers that attend to images do nothing without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.checkpoint_names import Rename
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.family import Family
+from jaxis.models.common.llama import LlamaDecoderLayer
+from jaxis.models.common.text_part import TextPart
+
+_IMAGE_TOKENS = 8  # rows of the embeddings beyond the vocabulary
+
+
+def _layers_of_images(config: HFConfig) -> list[int]:
+    return sorted(config.get("cross_attention_layers", [3, 8, 13, 18, 23, 28, 33, 38]))
+
+
+class MllamaForConditionalGeneration(TextPart, CausalLM):
+    layer_class = LlamaDecoderLayer
+    text_model_types = ("mllama_text_model",)
+    other_parts = ("vision_model", "multi_modal_projector", "model.layers_of_images")
+    other_keys = ("vision_config", "image_token_index")
+
+    @classmethod
+    def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
+        """See `CausalLM`; the other layers move up to the places of those that attend to images."""
+        skipped = _layers_of_images(config)
+        kept = [i for i in range(config["num_hidden_layers"]) if i not in skipped]
+        return (
+            *super().all_renames(config),
+            *((f"model.layers.{i}", f"model.layers_of_images.{i}") for i in skipped),
+            *((f"model.layers.{old}", f"model.layers.{new}") for new, old in enumerate(kept) if new != old),
+        )
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        config = scope.config
+        return DecoderOptions(num_layers=config["num_hidden_layers"] - len(_layers_of_images(config)))
+
+    def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
+        """See `CausalLM`; the embeddings of tokens that stand for images are dropped as well."""
+        for name, tensor in super().without_redundant_tensors(weights):
+            yield name, tensor[:-_IMAGE_TOKENS] if name == "model.embed_tokens.weight" else tensor
+
+
+FAMILY = Family(
+    "Llama 3.2 Vision (text)",
+    (MllamaForConditionalGeneration,),
+    "as Llama 3.1, without the layers that attend to images",
+    tiny={"cross_attention_layers": [0]},
+)
