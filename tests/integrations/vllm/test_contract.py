@@ -173,6 +173,31 @@ def started():
     return requests
 
 
+def test_a_token_in_flight_is_the_next_steps_input():
+    requests = started()
+    for computed in (3, 4):  # the step that samples the token at 4 is not read before the one that computes it
+        requests.update(step(cached=cached_requests("a", None, computed)))
+        [scheduled] = requests.schedule({"a": 1})
+        assert (scheduled.entry.start, scheduled.entry.samples, scheduled.is_decode) == (computed, True, True)
+        assert scheduled.is_ahead == (computed == 4)
+        assert not requests.sampler_waits(scheduled)
+    sequence = scheduled.entry.sequence
+    assert (sequence.num_tokens, sequence.num_inflight_tokens) == (4, 2)
+    scheduled.request.add_token(8)
+    assert (sequence.output_token_ids, sequence.num_inflight_tokens) == ([9, 8], 1)
+
+
+@pytest.mark.parametrize("values", [{"presence_penalty": 1.0}, {"_bad_words_token_ids": [[3, 4]]}])
+def test_the_sampler_waits_for_tokens_that_parameters_have_to_see(values):
+    requests = table()
+    requests.update(step(new=[new_request("a", [1], [5], **values)]))
+    [first] = requests.schedule({"a": 1})
+    assert not requests.sampler_waits(first)
+    requests.update(step(cached=cached_requests("a", None, 1)))
+    [ahead] = requests.schedule({"a": 1})
+    assert requests.sampler_waits(ahead)
+
+
 def test_decodes_come_first_and_blocks_are_appended():
     requests = started()
     new = new_request("b", [4, 4], [7])
@@ -209,6 +234,22 @@ def test_an_output_that_the_scheduler_has_cut_is_sampled_again():
     [scheduled] = requests.schedule({"a": 3})
     assert scheduled.entry.samples
     assert requests.sampling[SequenceId("a")].output_token_ids == []
+
+
+@pytest.mark.parametrize("comes_back_as_new", [False, True])
+def test_a_token_that_was_in_flight_when_the_scheduler_took_the_blocks_is_dropped(comes_back_as_new):
+    requests = started()
+    requests.update(step(cached=cached_requests("a", None, 3)))
+    [in_flight] = requests.schedule({"a": 1})
+    if comes_back_as_new:
+        requests.update(step(new=[new_request("a", [1, 2, 3], [8], known=[1, 2, 3, 9])]))
+    else:
+        requests.update(step(cached=cached_requests("a", [8], 0, resumed=True, token_ids=[1, 2, 3, 9])))
+    [again] = requests.schedule({"a": 4})
+    assert (again.entry.samples, again.is_ahead) == (True, False)
+    in_flight.request.add_token(7)
+    assert requests.sampling[SequenceId("a")].output_token_ids == [9]
+    assert again.entry.sequence.num_inflight_tokens == 1
 
 
 def test_a_request_that_bans_every_token_has_an_error_of_its_own():

@@ -1,5 +1,6 @@
 """vllm.LLM with jaxis inside answers as jaxis.LLM does, bit for bit. Runs where vLLM is installed: `make test-vllm`."""
 
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import vllm
 
 import jaxis
 from jaxis.engine.opened_model import EMBEDDED_MODEL
+from jaxis.integrations.vllm.model_runner import ModelRunner, StepResult
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
 from tests.support.tiny_checkpoints import DELTA_NET_SIZES, GPT_OSS_SIZES, LATENT_SIZES, write_checkpoint
@@ -22,6 +24,7 @@ from tests.support.vllm_requests import (
     SCHEMA,
     TINY_VOCAB_SIZE,
     Case,
+    answer,
     jaxis_answers,
     random_cases,
     vllm_answers,
@@ -57,9 +60,9 @@ def check(llm, reference, cases):
         assert ours == theirs, case
 
 
-def without_end(answer, length):
+def without_end(found, length):
     """vLLM has the end sampled of what can go on no further; jaxis ends it."""
-    token_ids, reason, scores, prompt_scores = answer
+    token_ids, reason, scores, prompt_scores = found
     assert token_ids[length:] in ([], *([end] for end in ENDS))
     return token_ids[:length], reason, scores[:length], prompt_scores
 
@@ -68,23 +71,54 @@ def metric(llm, name):
     return sum(each.value for each in llm.get_metrics() if each.name == name)
 
 
-def test_requests_with_random_parameters_get_the_same_tokens_and_log_probabilities(llm, reference):
+def test_requests_with_random_parameters_get_the_same_tokens_and_log_probabilities(llm, reference, monkeypatch):
+    events = record_steps(monkeypatch)
     check(llm, reference, random_cases(200, seed=1))
     assert metric(llm, "vllm:prefix_cache_hits") > 0
+    ahead = sum(pair == ("execute", "execute") for pair in itertools.pairwise(events))
+    assert ahead > 50  # a step is dispatched while the one before is in flight
+
+
+def record_steps(monkeypatch):
+    """A list that grows with "execute" and "read" as steps with tokens are dispatched and their results taken."""
+    events = []
+    execute, get_output = ModelRunner.execute, StepResult.get_output
+
+    def recorded_execute(runner, scheduler_output):
+        result = execute(runner, scheduler_output)
+        if result is None:
+            events.append("execute")
+        return result
+
+    def recorded_get_output(result):
+        events.append("read")
+        return get_output(result)
+
+    monkeypatch.setattr(ModelRunner, "execute", recorded_execute)
+    monkeypatch.setattr(StepResult, "get_output", recorded_get_output)
+    return events
+
+
+def test_without_steps_in_advance_they_do_too(reference, monkeypatch):
+    llm = make_vllm(async_scheduling=False)
+    events = record_steps(monkeypatch)
+    check(llm, reference, random_cases(30, seed=7))
+    assert ("execute", "execute") not in itertools.pairwise(events)
 
 
 def test_long_prompts_in_chunks_do_too(reference):
     check(make_vllm(max_num_batched_tokens=16), reference, random_cases(40, seed=2, longest=150))
 
 
-@pytest.mark.parametrize("contract", ["V1", "V2"])
-def test_preempted_requests_do_too(reference, contract):
-    """In both ways in which vLLM's scheduler says that a preempted request goes on."""
-    llm = make_vllm(num_gpu_blocks_override=20)
+def set_contract(llm, contract):
+    """Chooses in which of two ways vLLM's scheduler says that a preempted request goes on."""
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     assert scheduler.use_v2_model_runner is False  # without Triton
     scheduler.use_v2_model_runner = contract == "V2"
-    cases = [
+
+
+def long_cases():
+    return [
         Case(
             [7 * i + k for k in range(30)],
             temperature=1.0,
@@ -97,8 +131,57 @@ def test_preempted_requests_do_too(reference, contract):
         )
         for i in range(8)
     ]
-    check(llm, reference, cases)
+
+
+@pytest.mark.parametrize("contract", ["V1", "V2"])
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_preempted_requests_do_too(reference, contract, async_scheduling):
+    llm = make_vllm(num_gpu_blocks_override=20, async_scheduling=async_scheduling)
+    set_contract(llm, contract)
+    check(llm, reference, long_cases())
     assert metric(llm, "vllm:num_preemptions") > 0
+
+
+@pytest.mark.parametrize("contract", ["V1", "V2"])
+def test_requests_that_lose_their_blocks_while_a_token_is_in_flight_do_too(reference, contract):
+    """The scheduler drops that token, and has it sampled again."""
+    llm, cases = make_vllm(), long_cases()
+    set_contract(llm, contract)
+    core = llm.llm_engine.engine_core.engine_core
+    for index, case in enumerate(cases):
+        llm.llm_engine.add_request(str(index), case.vllm_prompt, case.vllm_params)
+    outputs, in_flight = {}, 0
+    for step in itertools.count():
+        if step in (3, 20, 21, 50):  # in chunks of prompts, and in decodes
+            in_flight += sum(each.num_output_placeholders for each in core.scheduler.running)
+            assert llm.reset_prefix_cache(reset_running_requests=True)
+        outputs |= {output.request_id: output for output in llm.llm_engine.step() if output.finished}
+        if not llm.llm_engine.has_unfinished_requests():
+            break
+    assert in_flight >= 16
+    assert metric(llm, "vllm:num_preemptions") >= 16
+    wanted = jaxis_answers(reference, cases)
+    for index, case in enumerate(cases):
+        assert answer(outputs[str(index)]) == wanted[index], case
+
+
+def test_requests_beside_aborted_ones_do_too(llm, reference):
+    cases = random_cases(40, seed=8)
+    kept = {}
+    for index, case in enumerate(cases):
+        llm.llm_engine.add_request(str(index), case.vllm_prompt, case.vllm_params)
+    for step in itertools.count():
+        if step % 3 == 0:
+            llm.llm_engine.abort_request([str(step), str(step + 1)])
+        kept |= {output.request_id: output for output in llm.llm_engine.step() if output.finished}
+        if not llm.llm_engine.has_unfinished_requests():
+            break
+    kept = {int(index): output for index, output in kept.items() if output.outputs[0].finish_reason != "abort"}
+    assert 10 < len(kept) < len(cases)
+    wanted = jaxis_answers(reference, [cases[index] for index in kept])
+    for (index, output), theirs in zip(kept.items(), wanted, strict=True):
+        ours = answer(output)
+        assert (without_end(ours, len(theirs[0])) if cases[index].has_grammar else ours) == theirs, cases[index]
 
 
 def test_without_a_prefix_cache_they_do_too(reference):

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from vllm.logger import init_logger
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, LogprobsTensors, ModelRunnerOutput
+from vllm.v1.outputs import (
+    EMPTY_MODEL_RUNNER_OUTPUT,
+    AsyncModelRunnerOutput,
+    LogprobsLists,
+    LogprobsTensors,
+    ModelRunnerOutput,
+)
 
 from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep
 from jaxis.engine.execution.runner import Runner
@@ -26,7 +32,7 @@ logger = init_logger("vllm.jaxis")  # vLLM shows what is below its own name
 
 
 class ModelRunner:
-    """Runs the steps of vLLM's scheduler, one after the other.
+    """Runs the steps of vLLM's scheduler, which may schedule one ahead of the result of the one before.
 
     Attributes:
       runner: Runs them on the devices.
@@ -45,10 +51,13 @@ class ModelRunner:
             seed=vllm_config.model_config.seed,
             logprobs_mode=vllm_config.model_config.logprobs_mode,
         )
-        self._step: tuple[list[ScheduledRequest], ForwardedStep | DispatchedStep] | None = None
+        self._executed: tuple[list[ScheduledRequest], ForwardedStep | DispatchedStep] | None = None
+        self._newest: StepResult | None = None
 
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
-        """Dispatches the model of a step; its sampler, too, if no grammar has to say first what it may sample.
+        """Dispatches the model of a step, and its sampler, too, unless that has to wait.
+
+        It waits for the masks of grammars, and for tokens in flight that a request's parameters have to see.
 
         Returns:
           The result of a step without tokens; None: `sample` has it.
@@ -66,35 +75,58 @@ class ModelRunner:
             num_decodes=sum(each.is_decode for each in scheduled),
             preempted=(),
         )
-        if any(each.request.mask is not None and each.entry.samples for each in scheduled):
-            self._step = scheduled, self.runner.forward(step)
+        if any(self.requests.sampler_waits(each) for each in scheduled):
+            self._executed = scheduled, self.runner.forward(step)
         else:
-            self._step = scheduled, self.runner.dispatch(step, self.requests.sampling)
+            self._executed = scheduled, self.runner.dispatch(step, self.requests.sampling)
         return None
 
-    def sample(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
-        """Samples the step that was executed last, and waits for its tokens.
+    def sample(self, grammar_output: GrammarOutput | None) -> StepResult:
+        """Dispatches the sampler of the step that was executed last, if `execute` did not.
 
         Args:
           grammar_output: The masks of the requests that have a grammar.
         """
-        if self._step is None:
+        if self._executed is None:
             raise EngineError("a step was sampled that was not executed")
-        scheduled, step = self._step
-        self._step = None
+        scheduled, step = self._executed
+        self._executed = None
         if isinstance(step, ForwardedStep):
+            if self._newest is not None:
+                self._newest.get_output()
             _set_masks(scheduled, grammar_output)
             step = step.sample(self.requests.sampling)
-        return self._result(scheduled, step)
+        self._newest = StepResult(scheduled, step)
+        return self._newest
 
-    def _result(self, scheduled: list[ScheduledRequest], step: DispatchedStep) -> ModelRunnerOutput:
+
+class StepResult(AsyncModelRunnerOutput):
+    """The result of a step that was dispatched; steps are read in their order.
+
+    Args:
+      scheduled: The step's requests.
+      step: The step.
+    """
+
+    def __init__(self, scheduled: list[ScheduledRequest], step: DispatchedStep) -> None:
+        self._scheduled, self._step = scheduled, step
+        self._output: ModelRunnerOutput | None = None
+
+    def get_output(self) -> ModelRunnerOutput:
+        """Waits for the step's tokens, and gives them to its requests, once."""
+        if self._output is None:
+            self._output = self._read()
+        return self._output
+
+    def _read(self) -> ModelRunnerOutput:
+        scheduled, step = self._scheduled, self._step
         sampled: list[list[int]] = []
         for each, [token_id] in zip(scheduled, step.token_ids(), strict=True):
             if not each.entry.samples:
                 sampled.append([])
                 continue
             if token_id == INVALID_TOKEN_ID or each.request.error is not None:
-                token_id = self._end(each)
+                token_id = _end(each)
             each.request.add_token(token_id)
             sampled.append([token_id])
         for index, logprobs in step.prompt_logprobs:
@@ -112,11 +144,12 @@ class ModelRunner:
             },
         )
 
-    def _end(self, each: ScheduledRequest) -> int:
-        """What a request gets that no token can be sampled for: vLLM knows no errors of single requests."""
-        reason = each.request.error or "the model's logits are not finite"
-        logger.error("jaxis ends the request %s: %s", each.request.request_id, reason)
-        return each.request.end_token_id
+
+def _end(each: ScheduledRequest) -> int:
+    """What a request gets that no token can be sampled for: vLLM knows no errors of single requests."""
+    reason = each.request.error or "the model's logits are not finite"
+    logger.error("jaxis ends the request %s: %s", each.request.request_id, reason)
+    return each.request.end_token_id
 
 
 def _set_masks(scheduled: list[ScheduledRequest], grammar_output: GrammarOutput | None) -> None:

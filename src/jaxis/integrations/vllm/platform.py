@@ -92,7 +92,7 @@ class JaxisPlatform(Platform):
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
-        """vLLM compiles nothing; its steps come one after the other."""
+        """vLLM compiles nothing."""
         from vllm.config import CompilationMode, CUDAGraphMode
 
         vllm_config.compilation_config.mode = CompilationMode.NONE
@@ -102,14 +102,9 @@ class JaxisPlatform(Platform):
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         """Names the worker, and raises a ConfigError for what it does not do."""
         check_config(vllm_config)
-        parallel, cache, scheduler = (
-            vllm_config.parallel_config,
-            vllm_config.cache_config,
-            vllm_config.scheduler_config,
-        )
+        parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
         parallel.worker_cls = "jaxis.integrations.vllm.worker.JaxisWorker"
         parallel.distributed_executor_backend = "uni"  # JAX has the devices of a host in one process
-        scheduler.async_scheduling = False
         if not cache.user_specified_block_size:
             cache.block_size = DEFAULT_BLOCK_SIZE
         if "jax" in sys.modules:

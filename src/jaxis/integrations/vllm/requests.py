@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,7 +50,6 @@ class RunningRequest:
     seed: int
     error: RequestError | None = None
     _prompt_logprobs: dict[int, TokenLogprobs[np.ndarray]] = field(default_factory=dict)
-    _has_prompt_logprobs: bool = False
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -60,11 +59,12 @@ class RunningRequest:
     def go_on_from(self, earlier: RunningRequest) -> None:
         """Takes over what the scheduler does not know of a request that it preempted."""
         self.seed = earlier.seed
-        self._prompt_logprobs, self._has_prompt_logprobs = earlier._prompt_logprobs, earlier._has_prompt_logprobs
+        self._prompt_logprobs = earlier._prompt_logprobs
 
     def add_token(self, token_id: int) -> None:
-        """Takes in a token that was sampled."""
+        """Takes in a token that was sampled, of the oldest step in flight that samples for it."""
         self.sequence.output_token_ids.append(token_id)
+        self.sequence.num_inflight_tokens -= 1
 
     def add_prompt_logprobs(self, start: int, logprobs: TokenLogprobs[np.ndarray]) -> None:
         """Keeps the log-probabilities of the tokens that follow positions `start`, `start + 1`, ..."""
@@ -73,12 +73,11 @@ class RunningRequest:
         self._prompt_logprobs[start] = logprobs
 
     def finished_prompt_logprobs(self, entry: ScheduledSequence) -> list[TokenLogprobs[np.ndarray]] | None:
-        """Those of the whole prompt, once, in the step that computes its last token; None in all others."""
+        """Those of the whole prompt, in the step that samples the first token of the output; None in all others."""
         num_prompt_tokens = len(self.prompt_token_ids)
         wanted = self.sequence.sampling_params.prompt_logprobs is not None and num_prompt_tokens > 1
-        if not wanted or self._has_prompt_logprobs or entry.start + entry.num_tokens < num_prompt_tokens:
+        if not wanted or not entry.samples or entry.start + entry.num_tokens != num_prompt_tokens:
             return None
-        self._has_prompt_logprobs = True
         return [self._prompt_logprobs[start] for start in sorted(self._prompt_logprobs)]
 
 
@@ -90,11 +89,13 @@ class ScheduledRequest:
       request: The request.
       entry: Its tokens in the step.
       is_decode: Whether the step computes just the token that was sampled last.
+      is_ahead: Whether that token is in flight.
     """
 
     request: RunningRequest
     entry: ScheduledSequence
     is_decode: bool
+    is_ahead: bool
 
 
 class RequestTable:
@@ -143,13 +144,23 @@ class RequestTable:
         scheduled = [self._scheduled(self._requests[request_id], number) for request_id, number in num_tokens.items()]
         return sorted(scheduled, key=lambda each: not each.is_decode)
 
+    def sampler_waits(self, scheduled: ScheduledRequest) -> bool:
+        """Whether the sampler of its step needs a mask, or a token in flight, that is not known yet."""
+        request, entry = scheduled.request, scheduled.entry
+        if not entry.samples:
+            return False
+        is_behind = scheduled.is_ahead and self.sampling[entry.sequence.seq_id].needs_newest_token
+        return request.mask is not None or is_behind
+
     def _scheduled(self, request: RunningRequest, num_tokens: int) -> ScheduledRequest:
         sequence = request.sequence
-        start = sequence.num_computed_tokens
+        start, is_ahead = sequence.num_computed_tokens, sequence.num_inflight_tokens > 0
         sequence.num_computed_tokens = stop = start + num_tokens
-        entry = ScheduledSequence(sequence, start, num_tokens, samples=stop == sequence.num_tokens)
-        is_decode = entry.samples and num_tokens == 1 and bool(sequence.output_token_ids)
-        return ScheduledRequest(request, entry, is_decode)
+        num_known = sequence.num_tokens_with_inflight
+        entry = ScheduledSequence(sequence, start, num_tokens, samples=stop == num_known)
+        is_decode = entry.samples and num_tokens == 1 and num_known > sequence.num_prompt_tokens
+        sequence.num_inflight_tokens += entry.samples
+        return ScheduledRequest(request, entry, is_decode, is_ahead)
 
     def _add(self, new: NewRequestData) -> None:
         known = self._requests.get(new.req_id)
@@ -158,26 +169,17 @@ class RequestTable:
         params = translate_params(new.sampling_params, self._logprobs_mode)
         prompt_token_ids: list[int] = list(new.prompt_token_ids or ())
         [block_ids] = new.block_ids
-        sequence = TokenSequence(
-            SequenceId(new.req_id),
-            prompt_token_ids,
-            params,
-            frozenset(),
-            max_total_tokens=0,  # when it ends is the scheduler's affair, as is its order
-            arrival=0,
-            # A preempted request may come back as a new one, with what was sampled before.
-            output_token_ids=list((new.prefill_token_ids or ())[len(prompt_token_ids) :]),
-            num_computed_tokens=new.num_computed_tokens,
-            block_tables=[BlockTable(array("i", block_ids))] * self._num_spans,
-        )
+        # A preempted request may come back as a new one, with what was sampled before.
+        output_token_ids: list[int] = list((new.prefill_token_ids or ())[len(prompt_token_ids) :])
         request = RunningRequest(
             new.req_id,
-            sequence,
+            self._make_sequence(SequenceId(new.req_id), params, prompt_token_ids, output_token_ids, block_ids),
             None if new.sampling_params.structured_outputs is None else GivenMask(self._vocab_size),
             bad_words_token_ids=new.sampling_params.bad_words_token_ids or [],
             end_token_id=min(new.sampling_params.all_stop_token_ids, default=0),
             seed=draw_seed(self._seed, self._num_requests) if params.seed is None else params.seed,
         )
+        request.sequence.num_computed_tokens = new.num_computed_tokens
         if known is not None:
             request.go_on_from(known)
         self._requests[new.req_id] = request
@@ -187,17 +189,41 @@ class RequestTable:
         request_id = cached.req_ids[index]
         request = self._requests[request_id]
         sequence, table = request.sequence, request.sequence.block_tables[0]
-        if request_id in cached.resumed_req_ids:
+        is_resumed = request_id in cached.resumed_req_ids
+        if is_resumed:
             table.block_ids = array("i")
         if (of_groups := cached.new_block_ids[index]) is not None:
             [block_ids] = of_groups
             table.block_ids.extend(block_ids)
-        sequence.num_computed_tokens = cached.num_computed_tokens[index]
         if (token_ids := cached.all_token_ids.get(request_id)) is not None:
             outputs = list(token_ids[sequence.num_prompt_tokens :])
-            if outputs != sequence.output_token_ids:  # the scheduler has dropped what was sampled last
-                sequence.output_token_ids[:] = outputs
+            if is_resumed or outputs != sequence.output_token_ids:
+                # The scheduler may have dropped what was sampled last. If that is in flight, the old sequence gets it.
+                sequence = self._make_sequence(
+                    sequence.seq_id, sequence.sampling_params, sequence.prompt_token_ids, outputs, table.block_ids
+                )
+                self._requests[request_id] = request = replace(request, sequence=sequence)
                 self._prepare_sampling(request)
+        sequence.num_computed_tokens = cached.num_computed_tokens[index]
+
+    def _make_sequence(
+        self,
+        seq_id: SequenceId,
+        params: SamplingParams,
+        prompt_token_ids: list[int],
+        output_token_ids: list[int],
+        block_ids: Sequence[int],
+    ) -> TokenSequence:
+        return TokenSequence(
+            seq_id,
+            prompt_token_ids,
+            params,
+            frozenset(),
+            max_total_tokens=0,  # when it ends is the scheduler's affair, as is its order
+            arrival=0,
+            output_token_ids=output_token_ids,
+            block_tables=[BlockTable(array("i", block_ids))] * self._num_spans,
+        )
 
     def _prepare_sampling(self, request: RunningRequest) -> None:
         sequence, params = request.sequence, request.sequence.sampling_params

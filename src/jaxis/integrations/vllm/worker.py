@@ -21,7 +21,7 @@ from jaxis.engine.opened_model import open_model
 from jaxis.errors import ConfigError, EngineError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.integrations.vllm.config_checks import engine_arguments
-from jaxis.integrations.vllm.model_runner import ModelRunner
+from jaxis.integrations.vllm.model_runner import ModelRunner, StepResult
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -106,8 +106,8 @@ class JaxisWorker(WorkerBase):
         """Dispatches a step; None: `sample_tokens` has its result."""
         return self._runner.execute(scheduler_output)
 
-    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
-        """Samples the step that was dispatched, and waits for its tokens."""
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepResult:
+        """Samples the step that was dispatched; its result waits for the tokens."""
         return self._runner.sample(grammar_output)
 
     def take_draft_token_ids(self) -> None:
