@@ -143,6 +143,7 @@ def new_request(request_id, prompt, blocks, *, computed=0, known=None, **params)
         block_ids=(blocks,),
         num_computed_tokens=computed,
         prefill_token_ids=known,
+        lora_request=None,
     )
 
 

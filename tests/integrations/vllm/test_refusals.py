@@ -54,7 +54,6 @@ def test_another_version_and_other_fields_are_named(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"enable_lora": True}, "lora_config is given: adapters are not supported inside vLLM"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not supported, only 1"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' is not supported"),
         ({"max_logprobs": 50}, "max_logprobs=50 is not supported: give at most 20"),

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError, RequestError
+from jaxis.integrations.vllm.contract import ADAPTERS_REFUSED
 from jaxis.integrations.vllm.sampling import translate_params
 from jaxis.models.registry import declared_architectures
 from jaxis.sampling_params import MAX_LOGPROBS
 
 if TYPE_CHECKING:
-    from vllm.config import CacheConfig, ModelConfig, VllmConfig
+    from vllm.config import CacheConfig, LoRAConfig, ModelConfig, VllmConfig
 
 OWN_SETTINGS = ("dtype", "quantization", "kv_cache_dtype")
 """The keys of additional_config["jaxis"], each an argument of `EngineArgs`."""
@@ -21,7 +22,6 @@ _LOAD_FORMATS = {"auto": "auto", "safetensors": "auto", "hf": "auto", "dummy": "
 _KV_CACHE_DTYPES = ("auto", "bfloat16", "float16")
 
 _NONE_ONLY = {
-    "lora_config": "adapters are not supported inside vLLM: use jaxis serve --enable-lora",
     "speculative_config": "speculative decoding is not supported inside vLLM: use jaxis serve",
     "watermark_config": "tokens have no watermark here",
     "diffusion_config": "diffusion models are not supported",
@@ -60,6 +60,8 @@ def _faults(config: VllmConfig) -> Iterator[str]:
             yield f"{name}={value} is not supported, only 1: use jaxis serve for several devices"
     if config.model_config is not None:
         yield from _model_faults(config.model_config)
+        if config.lora_config is not None:
+            yield from _adapter_faults(config.lora_config, config.model_config)
     yield from _cache_faults(config.cache_config)
     if (load_format := config.load_config.load_format) not in _LOAD_FORMATS:
         yield f"load_format={load_format!r} is not supported, only {', '.join(_LOAD_FORMATS)}"
@@ -83,6 +85,14 @@ def _model_faults(model: ModelConfig) -> Iterator[str]:
         yield f"max_logprobs={model.max_logprobs} is not supported: give at most {MAX_LOGPROBS}"
     if not isinstance(model.hf_overrides, dict):
         yield "hf_overrides must be a dict of keys of config.json, not a function"
+
+
+def _adapter_faults(adapters: LoRAConfig, model: ModelConfig) -> Iterator[str]:
+    if adapters.lora_dtype != model.dtype:
+        yield f"lora_dtype={adapters.lora_dtype} is not supported, only auto: adapters are computed as the model is"
+    for name in ADAPTERS_REFUSED:
+        if value := getattr(adapters, name):
+            yield f"{name}={value!r} is not supported: leave it out"
 
 
 def _cache_faults(cache: CacheConfig) -> Iterator[str]:
@@ -135,6 +145,13 @@ def engine_arguments(config: VllmConfig) -> EngineArgs:
         "logprobs_mode": model.logprobs_mode,
         "speculative_config": {"num_speculative_tokens": 0},
     }
+    if (adapters := config.lora_config) is not None:
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": adapters.max_loras,
+            "max_lora_rank": adapters.max_lora_rank,
+            "lora_target_modules": adapters.target_modules,
+        }
     if isinstance(model.hf_token, str):
         arguments["token"] = model.hf_token
     return EngineArgs(**(arguments | own_settings(config)))

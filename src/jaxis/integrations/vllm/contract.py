@@ -17,8 +17,9 @@ SUPPORTED_VERSIONS = ((0, 32),)
 
 NEW_REQUEST_READ = (
     *("req_id", "prompt_token_ids", "sampling_params", "block_ids", "num_computed_tokens", "prefill_token_ids"),
+    "lora_request",
 )
-NEW_REQUEST_REFUSED = ("mm_features", "pooling_params", "lora_request", "prompt_embeds", "replay_start")
+NEW_REQUEST_REFUSED = ("mm_features", "pooling_params", "prompt_embeds", "replay_start")
 # Of prompts that are embeddings, which are refused.
 NEW_REQUEST_OTHER = ("prompt_is_token_ids",)
 
@@ -45,6 +46,17 @@ STEP_OTHER = (
 GRAMMAR_READ = ("structured_output_request_ids", "grammar_bitmask")
 GRAMMAR_OTHER = ("num_acceptable_drafts",)  # there are no drafts
 
+ADAPTER_READ = ("lora_name", "lora_int_id", "lora_path", "load_inplace")
+ADAPTER_OTHER = ("base_model_name", "is_3d_lora_weight")  # for vLLM's list of models, and a refused option
+
+ADAPTERS_READ = ("max_lora_rank", "max_loras", "max_cpu_loras", "target_modules", "lora_dtype")
+ADAPTERS_REFUSED = (
+    *("default_mm_loras", "enable_tower_connector_lora", "enable_mixed_moe_lora_format", "enable_moe_shared_loras"),
+    "max_lora_cls_labels",
+)
+# How vLLM's own kernels are made.
+ADAPTERS_OTHER = ("fully_sharded_loras", "specialize_active_lora")
+
 RESULT_WRITTEN = ("req_ids", "req_id_to_index", "sampled_token_ids", "logprobs", "prompt_logprobs_dict")
 
 PLATFORM_HOOKS = (
@@ -56,6 +68,7 @@ PLATFORM_HOOKS = (
 WORKER_METHODS = (
     *("init_device", "load_model", "get_kv_cache_spec", "get_supported_kv_cache_layouts", "set_kv_cache_layout"),
     *("compile_or_warm_up_model", "execute_model", "sample_tokens", "synchronize_device", "check_health", "shutdown"),
+    *("add_lora", "remove_lora", "pin_lora", "list_loras"),
 )
 
 
@@ -81,6 +94,8 @@ def check_contract() -> None:
 
 
 def _differences() -> Iterator[str]:
+    from vllm.config.lora import LoRAConfig
+    from vllm.lora.request import LoRARequest
     from vllm.platforms.interface import Platform
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.sched import output
@@ -92,6 +107,8 @@ def _differences() -> Iterator[str]:
         (output.CachedRequestData, (*CACHED_REQUESTS_READ, *CACHED_REQUESTS_OTHER)),
         (output.SchedulerOutput, (*STEP_READ, *STEP_REFUSED, *STEP_OTHER)),
         (output.GrammarOutput, (*GRAMMAR_READ, *GRAMMAR_OTHER)),
+        (LoRARequest, (*ADAPTER_READ, *ADAPTER_OTHER)),
+        (LoRAConfig, (*ADAPTERS_READ, *ADAPTERS_REFUSED, *ADAPTERS_OTHER)),
         (SamplingParams, (*APPLIED, *OF_VLLM, *REFUSED)),
     )
     for kind, known in exact:

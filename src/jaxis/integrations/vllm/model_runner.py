@@ -21,6 +21,7 @@ from jaxis.engine.execution.sampler import INVALID_TOKEN_ID
 from jaxis.engine.execution.token_logprobs import TokenLogprobs, joined_logprobs
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput as Step
 from jaxis.errors import EngineError
+from jaxis.integrations.vllm.adapters import AdapterTable
 from jaxis.integrations.vllm.contract import NEW_REQUEST_REFUSED, STEP_REFUSED
 from jaxis.integrations.vllm.requests import RequestTable, ScheduledRequest
 
@@ -37,6 +38,7 @@ class ModelRunner:
     Attributes:
       runner: Runs them on the devices.
       requests: Those that vLLM's scheduler has not finished.
+      adapters: Those that requests may have; None: they have none.
 
     Args:
       runner: See above.
@@ -45,11 +47,19 @@ class ModelRunner:
 
     def __init__(self, runner: Runner, vllm_config: VllmConfig) -> None:
         self.runner = runner
+        self.adapters: AdapterTable | None = None
+        if runner.variants is not None and (lora := vllm_config.lora_config) is not None:
+            self.adapters = AdapterTable(
+                runner.variants,
+                lora.max_cpu_loras or lora.max_loras,
+                has_prefix_cache=bool(vllm_config.cache_config.enable_prefix_caching),
+            )
         self.requests = RequestTable(
             vocab_size=runner.vocab_size,
             num_spans=len(runner.num_blocks),
             seed=vllm_config.model_config.seed,
             logprobs_mode=vllm_config.model_config.logprobs_mode,
+            adapters=self.adapters,
         )
         self._executed: tuple[list[ScheduledRequest], ForwardedStep | DispatchedStep] | None = None
         self._newest: StepResult | None = None

@@ -20,7 +20,8 @@ from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence
 from jaxis.engine.scheduling.sequence import BlockTable, SequenceId
 from jaxis.engine.scheduling.sequence import Sequence as TokenSequence
-from jaxis.errors import RequestError
+from jaxis.errors import JaxisError, RequestError
+from jaxis.integrations.vllm.adapters import NO_ADAPTER, AdapterTable
 from jaxis.integrations.vllm.sampling import GivenMask, translate_params
 from jaxis.sampling_params import LogprobsMode, SamplingParams
 
@@ -48,7 +49,7 @@ class RunningRequest:
     bad_words_token_ids: Sequence[Sequence[int]]
     end_token_id: int
     seed: int
-    error: RequestError | None = None
+    error: JaxisError | None = None
     _prompt_logprobs: dict[int, TokenLogprobs[np.ndarray]] = field(default_factory=dict)
 
     @property
@@ -58,7 +59,7 @@ class RunningRequest:
 
     def go_on_from(self, earlier: RunningRequest) -> None:
         """Takes over what the scheduler does not know of a request that it preempted."""
-        self.seed = earlier.seed
+        self.seed, self.error, self.sequence.variant = earlier.seed, earlier.error, earlier.sequence.variant
         self._prompt_logprobs = earlier._prompt_logprobs
 
     def add_token(self, token_id: int) -> None:
@@ -109,10 +110,20 @@ class RequestTable:
       num_spans: Of the model's layers; all have the same block table.
       seed: Of requests that bring none.
       logprobs_mode: What a log-probability is.
+      adapters: Those that requests may have; None: they have none.
     """
 
-    def __init__(self, *, vocab_size: int, num_spans: int, seed: int, logprobs_mode: LogprobsMode) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        num_spans: int,
+        seed: int,
+        logprobs_mode: LogprobsMode,
+        adapters: AdapterTable | None = None,
+    ) -> None:
         self._vocab_size, self._num_spans = vocab_size, num_spans
+        self._adapters = adapters
         self._seed = seed
         self._logprobs_mode: LogprobsMode = logprobs_mode
         self._requests: dict[str, RunningRequest] = {}
@@ -142,6 +153,8 @@ class RequestTable:
           num_tokens: How many each computes, by its id.
         """
         scheduled = [self._scheduled(self._requests[request_id], number) for request_id, number in num_tokens.items()]
+        if self._adapters is not None and scheduled:
+            self._adapters.place({each.entry.sequence.variant for each in scheduled} - {NO_ADAPTER})
         return sorted(scheduled, key=lambda each: not each.is_decode)
 
     def sampler_waits(self, scheduled: ScheduledRequest) -> bool:
@@ -182,6 +195,11 @@ class RequestTable:
         request.sequence.num_computed_tokens = new.num_computed_tokens
         if known is not None:
             request.go_on_from(known)
+        elif new.lora_request is not None and self._adapters is not None:
+            try:
+                request.sequence.variant = self._adapters.begin(new.lora_request)
+            except JaxisError as error:
+                request.error = error
         self._requests[new.req_id] = request
         self._prepare_sampling(request)
 
@@ -199,9 +217,11 @@ class RequestTable:
             outputs = list(token_ids[sequence.num_prompt_tokens :])
             if is_resumed or outputs != sequence.output_token_ids:
                 # The scheduler may have dropped what was sampled last. If that is in flight, the old sequence gets it.
+                variant = sequence.variant
                 sequence = self._make_sequence(
                     sequence.seq_id, sequence.sampling_params, sequence.prompt_token_ids, outputs, table.block_ids
                 )
+                sequence.variant = variant
                 self._requests[request_id] = request = replace(request, sequence=sequence)
                 self._prepare_sampling(request)
         sequence.num_computed_tokens = cached.num_computed_tokens[index]
@@ -243,5 +263,7 @@ class RequestTable:
         self.sampling[sequence.seq_id] = sampling
 
     def _remove(self, request_id: str) -> None:
-        self._requests.pop(request_id, None)
+        request = self._requests.pop(request_id, None)
+        if request is not None and self._adapters is not None:
+            self._adapters.end(request.sequence.variant)
         self.sampling.pop(SequenceId(request_id), None)

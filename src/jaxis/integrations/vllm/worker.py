@@ -13,17 +13,22 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from jaxis.engine.execution.cache_memory import cache_memory
 from jaxis.engine.execution.cache_specs import cache_specs
+from jaxis.engine.execution.device_room import DeviceRoom
 from jaxis.engine.execution.kv_cache import on_devices, unit_bytes
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.opened_model import open_model
+from jaxis.engine.room_setup import cache_bytes_beside
 from jaxis.errors import ConfigError, EngineError
 from jaxis.host.progress import ProgressDisplay
+from jaxis.integrations.vllm.adapters import AdapterTable
 from jaxis.integrations.vllm.config_checks import engine_arguments
 from jaxis.integrations.vllm.model_runner import ModelRunner, StepResult
+from jaxis.lora.room import AdapterRoom
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
     from vllm.v1.outputs import ModelRunnerOutput
@@ -41,6 +46,7 @@ class JaxisWorker(WorkerBase):
         self._progress = ProgressDisplay(enabled=False)
         self._opened = open_model(self._args)
         self._meshes = self._opened.make_meshes(self._args)
+        self._room = AdapterRoom(self._args) if self._args.enable_lora else DeviceRoom()
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Loads the weights."""
@@ -84,7 +90,8 @@ class JaxisWorker(WorkerBase):
         config = self._loaded.vllm_config
         tokens = config.scheduler_config.max_num_seqs * config.model_config.max_model_len
         useful = 1 + -(-tokens // config.cache_config.block_size)  # vLLM never uses the first block
-        return min(cache_memory(config, self._meshes[0]), useful * self._block_bytes)
+        memory = cache_bytes_beside(self._room, self._args, self._loaded)
+        return min(cache_memory(config, self._meshes[0]) if memory is None else memory, useful * self._block_bytes)
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """vLLM has shortened the context to what the caches hold."""
@@ -93,6 +100,7 @@ class JaxisWorker(WorkerBase):
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Makes the caches, of as many blocks as vLLM's scheduler counts."""
         executor = self._loaded.executor(num_blocks=kv_cache_config.num_blocks)
+        _ = self._room.fill(executor, logger.info)
         programs = Programs(executor, self._progress.compiling)
         self._runner = ModelRunner(Runner(self._loaded.vllm_config, programs), self.vllm_config)
 
@@ -109,6 +117,29 @@ class JaxisWorker(WorkerBase):
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepResult:
         """Samples the step that was dispatched; its result waits for the tokens."""
         return self._runner.sample(grammar_output)
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Reads an adapter, or reads it again."""
+        _ = self._adapters.load(lora_request, again=lora_request.load_inplace)
+        return True
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forgets an adapter; requests that have it go on with it."""
+        return self._adapters.remove(lora_id)
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keeps an adapter in memory."""
+        return self._adapters.pin(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The ids of those in memory."""
+        return self._adapters.ids
+
+    @property
+    def _adapters(self) -> AdapterTable:
+        if (adapters := self._runner.adapters) is None:
+            raise ConfigError("adapters need enable_lora=True (--enable-lora)")
+        return adapters
 
     def take_draft_token_ids(self) -> None:
         """Nothing drafts."""

@@ -1,0 +1,137 @@
+"""vLLM's adapters (LoRA), by its ids, as variants of jaxis' model, by the digests of their files."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Set
+from typing import TYPE_CHECKING, NamedTuple
+
+from jaxis.engine.execution.variants import Variants
+from jaxis.errors import ConfigError, EngineError, JaxisError
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+
+NO_ADAPTER = b""
+
+
+class _Loaded(NamedTuple):
+    path: str
+    variant: bytes
+
+
+class AdapterTable:
+    """The adapters that vLLM knows.
+
+    Args:
+      variants: Those that they make of the model.
+      max_loaded: How many stay in memory; the ones that were used least recently are read again when they are needed.
+      has_prefix_cache: Whether vLLM's scheduler keeps what was computed with an adapter, under its name and path.
+    """
+
+    def __init__(self, variants: Variants, max_loaded: int, *, has_prefix_cache: bool) -> None:
+        self._variants, self._max_loaded, self._has_prefix_cache = variants, max_loaded, has_prefix_cache
+        self._loaded: OrderedDict[int, _Loaded] = OrderedDict()  # least recently used first
+        self._pinned: set[int] = set()
+        self._computed: dict[tuple[str, str], bytes] = {}  # by name and path, what requests were computed with
+        self._placed: Set[bytes] = frozenset()
+
+    @property
+    def ids(self) -> set[int]:
+        """Of the adapters in memory."""
+        return set(self._loaded)
+
+    def load(self, request: LoRARequest, *, again: bool = False) -> bytes:
+        """Reads an adapter unless it is in memory; returns its variant.
+
+        Args:
+          request: vLLM's.
+          again: Whether its files may have changed.
+
+        Raises:
+          CheckpointError: It cannot be read, or is of another model.
+          ConfigError: It has layers or a rank that there is no room for; or the prefix cache may hold what was computed
+            with other files under this name and path.
+        """
+        adapter_id, path = request.lora_int_id, request.lora_path
+        known = self._loaded.get(adapter_id)
+        is_known = known is not None and known.path == path and not again
+        variant = known.variant if known is not None and is_known else self._variants.add(self._variants.read(path))
+        if self._computed.get((request.lora_name, path), variant) != variant:
+            self._release(variant)
+            raise ConfigError(
+                f"the adapter {request.lora_name!r} in {path} is not what requests had before, and vLLM's "
+                "prefix cache knows adapters by name and path: give another of either"
+            )
+        if not is_known:
+            self._set(adapter_id, _Loaded(path, variant))
+            unpinned = [each for each in self._loaded if each not in self._pinned and each != adapter_id]
+            for oldest in unpinned[: max(0, len(self._loaded) - self._max_loaded)]:
+                self._set(oldest, None)
+        self._loaded.move_to_end(adapter_id)
+        return variant
+
+    def begin(self, request: LoRARequest) -> bytes:
+        """Loads the adapter of a request that begins, and keeps it until `end`; returns its variant.
+
+        Raises:
+          CheckpointError, ConfigError: See `load`. The request goes on without the adapter.
+        """
+        key = request.lora_name, request.lora_path
+        try:
+            variant = self.load(request)
+        except JaxisError:
+            self._note_computed(key, NO_ADAPTER)
+            raise
+        self._note_computed(key, variant)
+        self._variants.join(variant)
+        return variant
+
+    def _note_computed(self, key: tuple[str, str], variant: bytes) -> None:
+        if self._has_prefix_cache:
+            self._computed[key] = variant
+
+    def end(self, variant: bytes) -> None:
+        """A request has ended that began with this variant."""
+        self._variants.leave(variant)
+
+    def remove(self, adapter_id: int) -> bool:
+        """Forgets an adapter once the last request that has it has ended; returns whether it was in memory."""
+        if adapter_id not in self._loaded:
+            return False
+        self._pinned.discard(adapter_id)
+        self._set(adapter_id, None)
+        return True
+
+    def pin(self, adapter_id: int) -> bool:
+        """Keeps an adapter in memory until it is removed; returns whether it is there."""
+        if adapter_id not in self._loaded:
+            return False
+        self._pinned.add(adapter_id)
+        return True
+
+    def place(self, variants: Set[bytes]) -> None:
+        """Puts the variants of the next step into the model.
+
+        Args:
+          variants: At most as many as the model has places, which vLLM's scheduler sees to.
+        """
+        for variant in self._placed - variants:
+            self._variants.give_back(variant)
+        for variant in variants - self._placed:
+            if not self._variants.has_place(variant):
+                raise EngineError(f"vLLM's scheduler has put more than max_loras adapters into a step: {len(variants)}")
+            self._variants.take(variant)
+        self._placed = variants
+
+    def _set(self, adapter_id: int, loaded: _Loaded | None) -> None:
+        before = self._loaded.pop(adapter_id, None)
+        if loaded is not None:
+            self._loaded[adapter_id] = loaded
+        if before is not None:
+            self._release(before.variant)
+
+    def _release(self, variant: bytes) -> None:
+        """Forgets a variant that no id has; two ids may have the same files."""
+        if all(each.variant != variant for each in self._loaded.values()):
+            self._variants.remove(variant)
