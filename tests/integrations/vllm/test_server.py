@@ -9,11 +9,13 @@ import httpx
 import pytest
 
 pytest.importorskip("vllm")
+pytest.importorskip("peft")
 
 import openai
 
 import jaxis
 from jaxis.engine.opened_model import EMBEDDED_MODEL
+from tests.support.adapters import save_adapter
 from tests.support.host_processes import HostProcess, free_port
 
 ENGINE = {"max_num_seqs": 32, "max_num_batched_tokens": 64, "max_model_len": 512}
@@ -34,7 +36,14 @@ TOOL = {
 
 
 @pytest.fixture(scope="module")
-def server():
+def adapters(tmp_path_factory):
+    """Folders of adapters of its model, by name."""
+    root = tmp_path_factory.mktemp("adapters")
+    return {name: save_adapter(EMBEDDED_MODEL, root / name, seed=seed) for seed, name in enumerate(("poet", "clerk"))}
+
+
+@pytest.fixture(scope="module")
+def server(adapters):
     """Its address."""
     port = free_port()
     options = [f"--{name.replace('_', '-')}={value}" for name, value in ENGINE.items()]
@@ -48,9 +57,11 @@ def server():
                 '--structured-outputs-config={"backend": "xgrammar", "disable_any_whitespace": true}',
                 "--generation-config=vllm",
             ),
+            *("--enable-lora", f"--lora-modules=poet={adapters['poet']}"),
         ],
         VLLM_PLUGINS="jaxis",
         VLLM_ENABLE_V1_MULTIPROCESSING="1",
+        VLLM_ALLOW_RUNTIME_LORA_UPDATING="1",
     )
     address = f"http://127.0.0.1:{port}"
     try:
@@ -108,6 +119,31 @@ def test_thirty_two_clients_at_once_get_jaxis_answers(client, reference):
         assert text == completion.text
         chosen = [at[token].logprob for token, at in zip(completion.token_ids, completion.logprobs, strict=True)]
         assert logprobs == pytest.approx(chosen, abs=0)
+
+
+def test_adapters_answer_by_their_names_and_are_loaded_and_unloaded(client, server, adapters):
+    def ask(name):
+        return client.completions.create(model=name, prompt=[11, 12, 13], max_tokens=12, temperature=0).choices[0].text
+
+    def change(what, **values):
+        return httpx.post(f"{server}/v1/{what}_lora_adapter", json=values, timeout=60)
+
+    llm = jaxis.LLM(**ENGINE, dtype="float32", enable_lora=True, kv_cache_memory="64MiB", show_progress=False)
+    params = jaxis.SamplingParams(temperature=0, max_tokens=12)
+    requests = [None, *(jaxis.LoRARequest(name, 1, folder) for name, folder in adapters.items())]
+    outputs = llm.generate([[11, 12, 13]] * 3, params, lora_request=requests)
+    wanted = dict(zip(("tiny", *adapters), (output.outputs[0].text for output in outputs), strict=True))
+    assert len(set(wanted.values())) == 3
+    missing = change("load", lora_name="gone", lora_path="/nowhere")
+    assert missing.status_code == 500
+    assert "/nowhere" in missing.text
+    assert change("load", lora_name="clerk", lora_path=str(adapters["clerk"])).status_code == 200
+    names = [*wanted] * 4
+    with ThreadPoolExecutor(len(names)) as pool:
+        assert list(pool.map(ask, names)) == [wanted[name] for name in names]
+    assert change("unload", lora_name="clerk").status_code == 200
+    with pytest.raises(openai.NotFoundError):
+        ask("clerk")
 
 
 def test_grammars_of_clients_at_once_stay_apart(client):
