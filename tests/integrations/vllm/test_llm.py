@@ -72,44 +72,50 @@ def metric(llm, name):
 
 
 def test_requests_with_random_parameters_get_the_same_tokens_and_log_probabilities(llm, reference, monkeypatch):
-    in_flight = record_steps(monkeypatch)
+    steps = StepsInFlight(monkeypatch)
     check(llm, reference, random_cases(200, seed=1))
     assert metric(llm, "vllm:prefix_cache_hits") > 0
-    assert len(in_flight) > 200
-    assert sum(in_flight) > 0.9 * len(in_flight)
+    assert len(steps.numbers) > 200
+    assert sum(steps.numbers) > 0.9 * len(steps.numbers)
 
 
-def record_steps(monkeypatch):
-    """A list that grows with the number of steps not read yet as each step with tokens is dispatched."""
-    in_flight, unread = [], set()
-    execute, sample, get_output = ModelRunner.execute, ModelRunner.sample, StepResult.get_output
+class StepsInFlight:
+    """The steps that the runners have dispatched.
 
-    def recorded_execute(runner, scheduler_output):
-        result = execute(runner, scheduler_output)
-        if result is None:
-            in_flight.append(len(unread))
-        return result
+    Attributes:
+      unread: The results that nobody has waited for.
+      numbers: How many there were as each step with tokens was dispatched.
+    """
 
-    def recorded_sample(runner, grammar_output):
-        result = sample(runner, grammar_output)
-        unread.add(result)
-        return result
+    def __init__(self, monkeypatch):
+        self.unread, self.numbers = set(), []
+        execute, sample, get_output = ModelRunner.execute, ModelRunner.sample, StepResult.get_output
 
-    def recorded_get_output(result):
-        unread.discard(result)
-        return get_output(result)
+        def recorded_execute(runner, scheduler_output):
+            result = execute(runner, scheduler_output)
+            if result is None:
+                self.numbers.append(len(self.unread))
+            return result
 
-    monkeypatch.setattr(ModelRunner, "execute", recorded_execute)
-    monkeypatch.setattr(ModelRunner, "sample", recorded_sample)
-    monkeypatch.setattr(StepResult, "get_output", recorded_get_output)
-    return in_flight
+        def recorded_sample(runner, grammar_output):
+            result = sample(runner, grammar_output)
+            self.unread.add(result)
+            return result
+
+        def recorded_get_output(result):
+            self.unread.discard(result)
+            return get_output(result)
+
+        monkeypatch.setattr(ModelRunner, "execute", recorded_execute)
+        monkeypatch.setattr(ModelRunner, "sample", recorded_sample)
+        monkeypatch.setattr(StepResult, "get_output", recorded_get_output)
 
 
 def test_without_steps_in_advance_they_do_too(reference, monkeypatch):
     llm = make_vllm(async_scheduling=False)
-    in_flight = record_steps(monkeypatch)
+    steps = StepsInFlight(monkeypatch)
     check(llm, reference, random_cases(30, seed=7))
-    assert set(in_flight) == {0}
+    assert set(steps.numbers) == {0}
 
 
 def test_long_prompts_in_chunks_do_too(reference):
@@ -166,6 +172,27 @@ def test_requests_that_lose_their_blocks_while_a_token_is_in_flight_do_too(refer
             break
     assert in_flight >= 16
     assert metric(llm, "vllm:num_preemptions") >= 16
+    wanted = jaxis_answers(reference, cases)
+    for index, case in enumerate(cases):
+        assert answer(outputs[str(index)]) == wanted[index], case
+
+
+def test_requests_that_go_on_after_a_pause_do_too(llm, reference, monkeypatch):
+    """A pause waits for the step in flight, and with clear_cache takes the blocks of all requests."""
+    cases, steps = long_cases(), StepsInFlight(monkeypatch)
+    core = llm.llm_engine.engine_core.engine_core
+    for index, case in enumerate(cases):
+        llm.llm_engine.add_request(str(index), case.vllm_prompt, case.vllm_params)
+    outputs = {}
+    for step in itertools.count():
+        if step in (3, 20, 21, 50):
+            assert steps.unread
+            core.pause_scheduler("keep", clear_cache=step > 20)
+            assert not steps.unread
+            core.resume_scheduler()
+        outputs |= {output.request_id: output for output in llm.llm_engine.step() if output.finished}
+        if not llm.llm_engine.has_unfinished_requests():
+            break
     wanted = jaxis_answers(reference, cases)
     for index, case in enumerate(cases):
         assert answer(outputs[str(index)]) == wanted[index], case

@@ -102,12 +102,16 @@ class ModelRunner:
         scheduled, step = self._executed
         self._executed = None
         if isinstance(step, ForwardedStep):
-            if self._newest is not None:
-                self._newest.get_output()
+            self.synchronize()
             _set_masks(scheduled, grammar_output)
             step = step.sample(self.requests.sampling)
         self._newest = StepResult(scheduled, step)
         return self._newest
+
+    def synchronize(self) -> None:
+        """Waits for the step that was sampled last, and gives its tokens to its requests."""
+        if self._newest is not None:
+            _ = self._newest.get_output()
 
 
 class StepResult(AsyncModelRunnerOutput):

@@ -152,7 +152,8 @@ class JaxisWorker(WorkerBase):
         """Nothing is encoded."""
 
     def synchronize_device(self) -> None:
-        """Each step is waited for."""
+        """Waits for the step in flight: vLLM promises an idle device to those who pause it."""
+        self._runner.synchronize()
 
     def get_model(self) -> Any:
         """There is no torch module."""
