@@ -31,7 +31,7 @@ from tests.support.tiny_checkpoints import write_tokenizer
 
 QUICK = ("GPT-2", "Command A Vision")
 # Their checkpoints have names of code that is not transformers'.
-ELSEWHERE = ("LFM3", "EXAONE", "Step 3.5")
+ELSEWHERE = ("LFM3", "EXAONE", "Step 3.5", "InternLM 2")
 # All but one whose config.json has a key that nothing reads, which loading refuses.
 ROWS = {family.name: family for family in FAMILIES if family.name not in ("EXAONE 4, no windows", *ELSEWHERE)}
 # PEFT takes these names of a mixture of experts for those of its experts, also where a dense layer is meant.

@@ -84,6 +84,7 @@ class BailingHybridForCausalLM(CausalLM):
     )
     # Writers differ in the name that it has in layers of linear attention.
     other_names = (("attention.dense", "self_attn.o_proj"),)
+    module_renames = (("self_attn.forget_gate.f_proj", "self_attn.f_proj"),)
 
     @classmethod
     def all_renames(cls, config: HFConfig) -> Sequence[Rename]:

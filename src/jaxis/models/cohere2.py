@@ -52,8 +52,6 @@ class Cohere2VisionForConditionalGeneration(AyaVisionForConditionalGeneration):
     """Command A Vision, whose checkpoints name the text model's modules as those of a text model alone; images are not
     supported."""
 
-    module_renames = AyaVisionForConditionalGeneration.other_names
-
 
 FAMILY = Family(
     "Command R7B, Command A; Aya Vision, Command A Vision (text)",

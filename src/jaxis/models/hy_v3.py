@@ -54,6 +54,7 @@ class HYV3ForCausalLM(CausalLM):
         ("mlp.expert_bias", "mlp.gate.e_score_correction_bias"),
         ("mlp.shared_mlp", "mlp.shared_experts"),
     )
+    module_renames = ()  # transformers has the names that are used here
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

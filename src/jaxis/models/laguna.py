@@ -57,6 +57,10 @@ class LagunaForCausalLM(CausalLM):
         ("mlp.experts.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),
         ("mlp.shared_expert", "mlp.shared_experts"),
     )
+    module_renames = ()  # transformers has the names that are used here
+    # PEFT renames an adapter's tensors as transformers renames a checkpoint's, and one of these renames, taken for a
+    # regular expression, spoils such names.
+    unadaptable = tuple(f"mlp.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:

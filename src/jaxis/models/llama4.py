@@ -51,6 +51,7 @@ class Llama4ForConditionalGeneration(TextPart, Llama4ForCausalLM):
     """The published multimodal checkpoints: the text, and what encodes images for it."""
 
     tower = Llama4Vision
+    text_module_renames = TextPart.text_renames
     text_model_types = ("llama4_text",)
     other_parts = ("vision_model", "multi_modal_projector")
     other_keys = ("vision_config", "boi_token_index", "eoi_token_index", "image_token_index")

@@ -97,7 +97,7 @@ class Idefics3ForConditionalGeneration(TextPart, CausalLM):
 
     tower = Idefics3Vision
     layer_class = LlamaDecoderLayer
-    text_renames = (("model.text_model", "model"),)
+    text_renames = text_module_renames = (("model.text_model", "model"),)
     text_model_types = ("llama",)
     other_parts = ("model.vision_model", "model.connector")
     other_keys = ("vision_config", "image_token_id", "scale_factor")

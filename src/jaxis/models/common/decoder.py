@@ -332,7 +332,11 @@ class CausalLM(JaxModule, LoadableWithIterator):
         config = vllm_config.model_config.hf_config
         self.check_config(config)
         self.checkpoint_names = CheckpointNames(
-            self.all_renames(config), self.other_names, self.transposed, self.module_renames, self.unadaptable
+            self.all_renames(config),
+            self.other_names,
+            self.transposed,
+            self.all_module_renames(config),
+            self.unadaptable,
         )
         scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
         options = self.options(scope)
@@ -372,6 +376,16 @@ class CausalLM(JaxModule, LoadableWithIterator):
         """
         del config
         return cls.renames
+
+    @classmethod
+    def all_module_renames(cls, config: HFConfig) -> Sequence[Rename] | None:
+        """`module_renames`, and those that depend on config.json.
+
+        Args:
+          config: Of the model.
+        """
+        del config
+        return cls.module_renames
 
     @property
     def decoder(self) -> DecoderModel:

@@ -30,6 +30,7 @@ class TextPart(CausalLM):
 
     Attributes:
       text_renames: What the checkpoint calls the text model's two parts; its own table comes after.
+      text_module_renames: What transformers calls them.
       text_model_types: The `model_type` that the text's config may have.
       other_parts: The checkpoint's modules and tensors that are not loaded.
       other_keys: Keys of config.json that concern those modules.
@@ -40,6 +41,7 @@ class TextPart(CausalLM):
         ("language_model.model", "model"),
         ("language_model.lm_head", "lm_head"),
     )
+    text_module_renames: ClassVar[Sequence[Rename]] = (("model.language_model", "model"),)
     # transformers' name of the text model: of adapters that were trained with it, and of files that ModelOpt quantized.
     other_names = (("model.language_model", "model"),)
     tower: ClassVar[type[VisionTower] | None] = None
@@ -66,6 +68,14 @@ class TextPart(CausalLM):
     def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
         """See `CausalLM`."""
         return *cls.text_renames, *super().all_renames(config)
+
+    @classmethod
+    def all_module_renames(cls, config: HFConfig) -> Sequence[Rename] | None:
+        """See `CausalLM`."""
+        own = super().all_module_renames(config)
+        if own is None:
+            own = cls.all_renames(config)[len(cls.text_renames) :]
+        return *cls.text_module_renames, *own
 
     def is_tied(self, config: HFConfig, default: bool) -> bool:
         """As config.json or its `text_config` says, which may not contradict each other."""
