@@ -31,7 +31,7 @@ def device_room(
     rooms, notes = list[DeviceRoom](), list[str]()
     if args.enable_lora:
         rooms.append(AdapterRoom(args))
-    vision = vision_room(args, opened.hf_config, tokenizer, make_config)
+    vision = vision_room(args, opened.path, opened.hf_config, tokenizer, make_config)
     if isinstance(vision, str):
         notes.append(vision)
     elif vision is not None:

@@ -90,6 +90,7 @@ class VisionRoom(DeviceRoom):
 
 def vision_room(
     args: EngineArgs,
+    path: Path,
     hf_config: HFConfig,
     tokenizer: Tokenizer | None,
     make_config: Callable[[EngineArgs], VllmConfig],
@@ -98,6 +99,7 @@ def vision_room(
 
     Args:
       args: The engine's.
+      path: The checkpoint's folder, or its GGUF file.
       hf_config: The checkpoint's.
       tokenizer: The checkpoint's.
       make_config: Makes the engine's configuration; reading its keys is not reading them for the model.
@@ -109,10 +111,8 @@ def vision_room(
     max_images = (args.limit_mm_per_prompt or {}).get("image", MAX_IMAGES)
     if not max_images:
         return None
-    config = make_config(args)
-    path, is_made_up = Path(config.model_config.model), config.load_config.load_format == "dummy"
     mmproj = None if args.mmproj is None else Path(args.mmproj)
-    source = tower_source(path, hf_config, mmproj, is_made_up=is_made_up)
+    source = tower_source(path, hf_config, mmproj, is_made_up=args.load_format == "dummy")
     if source is None or isinstance(source, str):
         return source
     if args.pipeline_parallel_size > 1 or args.nnodes > 1:
@@ -122,6 +122,7 @@ def vision_room(
     processor = read_processor(source.files, tokenizer)
     if processor is None:
         return "the checkpoint has no preprocessor_config.json of an image processor that jaxis knows"
+    config = make_config(args)
     if processor.is_bidirectional and (reason := _why_not_bidirectional(config, processor)):
         return reason
     return VisionRoom(config, source, processor.pixel_scale, max_images)
