@@ -117,7 +117,7 @@ class Tab:
             if event["method"] == "Runtime.exceptionThrown":
                 found.append(params["exceptionDetails"])
             elif event["method"] == "Log.entryAdded" and params["entry"]["level"] == "error":
-                found.append(params["entry"]["text"])
+                found.append(f"{params['entry']['text']}: {params['entry'].get('url')}")
         return found
 
     def requested(self):

@@ -46,7 +46,7 @@ def test_files_are_open_and_the_api_is_not(serve):
     server = serve(api_keys=("secret",))
     with httpx.Client(base_url=server.url, headers={"Accept": "text/html"}) as http:
         paths = chat_page_paths()
-        assert {"/", "/static/js/main.js", "/static/vendor/purify.js"} <= paths
+        assert {"/", "/favicon.ico", "/static/js/main.js", "/static/vendor/purify.js"} <= paths
         for path in paths:
             response = http.get(path)
             assert response.status_code == 200, path
@@ -55,6 +55,7 @@ def test_files_are_open_and_the_api_is_not(serve):
             assert "unsafe" not in policy
         unchanged = http.get("/", headers={"If-None-Match": http.get("/").headers["etag"]})
         assert unchanged.status_code == 304
+        assert http.get("/favicon.ico").headers["content-type"] == "image/svg+xml"
         for path in ("/v1/models", "/metrics", "/static/none.js", "/static", "/static/%2e%2e/auth.py"):
             assert http.get(path).status_code == 401, path
         http.headers["Authorization"] = "Bearer secret"

@@ -132,11 +132,11 @@ class _PageFiles(StaticFiles):
 def chat_page_paths() -> frozenset[str]:
     """The paths of the page and of its files: all of them are open to everybody."""
     files = (file.relative_to(_FOLDER).as_posix() for file in _FOLDER.rglob("*") if file.is_file())
-    return frozenset({"/", *(f"/static/{file}" for file in files)})
+    return frozenset({"/", "/favicon.ico", *(f"/static/{file}" for file in files)})
 
 
 def add_chat_page(app: FastAPI, *, greets_ollama: bool = False) -> None:
-    """Serves the page at / and its files under /static.
+    """Serves the page at /, its files under /static, and its icon at /favicon.ico.
 
     Args:
       app: The application.
@@ -151,7 +151,12 @@ def add_chat_page(app: FastAPI, *, greets_ollama: bool = False) -> None:
         page.headers["Vary"] = "Accept"
         return page
 
+    async def icon(request: Request) -> Response:
+        return await files.get_response("icon.svg", request.scope)
+
     app.add_api_route("/", chat_page, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
+    # Where browsers look for the icon before they have read the page, and for pages that name none.
+    app.add_api_route("/favicon.ico", icon, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
     app.mount("/static", files)
 
 
