@@ -28,12 +28,12 @@ class MllamaForConditionalGeneration(TextPart, CausalLM):
     other_keys = ("vision_config", "image_token_index")
 
     @classmethod
-    def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
-        """See `CausalLM`; the other layers move up to the places of those that attend to images."""
+    def inner_renames(cls, config: HFConfig) -> Sequence[Rename]:
+        """See `TextPart`; the other layers move up to the places of those that attend to images."""
         skipped = _layers_of_images(config)
         kept = [i for i in range(config["num_hidden_layers"]) if i not in skipped]
         return (
-            *super().all_renames(config),
+            *super().inner_renames(config),
             *((f"model.layers.{i}", f"model.layers_of_images.{i}") for i in skipped),
             *((f"model.layers.{old}", f"model.layers.{new}") for new, old in enumerate(kept) if new != old),
         )

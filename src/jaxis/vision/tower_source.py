@@ -66,13 +66,16 @@ class TowerSource:
       tower_class: The tower's.
       config: What `tower_class.config_keys` are read from.
       files: What the processor is read from: the checkpoint's folder, or the `mmproj` file.
-      mmproj: That file, if the tower is in one.
     """
 
     tower_class: type[VisionTower]
     config: HFConfig
     files: Path
-    mmproj: Path | None = None
+
+    @property
+    def mmproj(self) -> Path | None:
+        """The `mmproj` file, if the tower is in one."""
+        return self.files if self.files.is_file() else None
 
 
 def tower_source(path: Path, hf_config: HFConfig, mmproj: Path | None, *, is_made_up: bool) -> TowerSource | str | None:
@@ -119,7 +122,7 @@ def _in_mmproj(path: Path, hf_config: HFConfig) -> TowerSource:
             )
         # The text's keys say whether its RoPE counts rows and columns.
         config = HFConfig({**text, **file.config}, source=str(path))
-        return TowerSource(_TOWERS[file.kind], config, path, path)
+        return TowerSource(_TOWERS[file.kind], config, path)
 
 
 def _floats(tensor: GGUFTensor, stored: np.ndarray) -> np.ndarray:

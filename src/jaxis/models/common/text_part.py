@@ -67,15 +67,18 @@ class TextPart(CausalLM):
     @classmethod
     def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
         """See `CausalLM`."""
-        return *cls.text_renames, *super().all_renames(config)
+        return *cls.text_renames, *cls.inner_renames(config)
 
     @classmethod
     def all_module_renames(cls, config: HFConfig) -> Sequence[Rename] | None:
         """See `CausalLM`."""
         own = super().all_module_renames(config)
-        if own is None:
-            own = cls.all_renames(config)[len(cls.text_renames) :]
-        return *cls.text_module_renames, *own
+        return *cls.text_module_renames, *(cls.inner_renames(config) if own is None else own)
+
+    @classmethod
+    def inner_renames(cls, config: HFConfig) -> Sequence[Rename]:
+        """The text model's own table, after its two parts have the names that they have here."""
+        return super().all_renames(config)
 
     def is_tied(self, config: HFConfig, default: bool) -> bool:
         """As config.json or its `text_config` says, which may not contradict each other."""
