@@ -147,6 +147,14 @@ def test_table_of_models_names_every_kind_of_gguf_file():
     assert {name for family in built_in_families() for name in family.gguf} == set(GGUF_FAMILIES) - set(ENCODERS)
 
 
+def test_readme_says_how_many_families_there_are():
+    assert f"[{len(built_in_families())} families]" in (REPOSITORY / "README.md").read_text()
+
+
+def test_gguf_page_names_every_architecture():
+    assert set(GGUF_FAMILIES) <= names_in_code(REPOSITORY / "docs" / "gguf.md")
+
+
 def test_model_page_names_every_rope_type():
     assert set(ROPE_TYPES) <= names_in_code(REPOSITORY / "docs" / "adding-a-model.md")
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 
 
-def gpt2(reader: ConfigReader) -> Values:
+def _gpt2(reader: ConfigReader) -> Values:
     """GPT-2."""
     return _classic(reader, "GPT2LMHeadModel", "gpt2")
 
 
-def starcoder(reader: ConfigReader) -> Values:
+def _starcoder(reader: ConfigReader) -> Values:
     """StarCoder and SantaCoder, whose heads share a key and a value."""
     reader.keys.expect("attention.head_count_kv", 1)
     return {**_classic(reader, "GPTBigCodeForCausalLM", "gpt_bigcode"), "multi_query": True}
 
 
-def gptneox(reader: ConfigReader) -> Values:
+def _gptneox(reader: ConfigReader) -> Values:
     """GPT-NeoX and Pythia."""
     return {
         **_classic(reader, "GPTNeoXForCausalLM", "gpt_neox"),
@@ -25,7 +27,7 @@ def gptneox(reader: ConfigReader) -> Values:
     }
 
 
-def falcon(reader: ConfigReader) -> Values:
+def _falcon(reader: ConfigReader) -> Values:
     """Falcon 7B and 40B, which differ in their norms and in the heads that share keys."""
     keys = reader.keys
     is_new = reader.num_kv_heads > 1
@@ -44,13 +46,13 @@ def falcon(reader: ConfigReader) -> Values:
     }
 
 
-def bloom(reader: ConfigReader) -> Values:
+def _bloom(reader: ConfigReader) -> Values:
     """BLOOM."""
     values = _classic(reader, "BloomForCausalLM", "bloom")
     return {key: value for key, value in values.items() if key not in ("max_position_embeddings", "intermediate_size")}
 
 
-def mpt(reader: ConfigReader) -> Values:
+def _mpt(reader: ConfigReader) -> Values:
     """MPT; only models with ALiBi."""
     keys = reader.keys
     values = _classic(reader, "MptForCausalLM", "mpt")
@@ -60,12 +62,12 @@ def mpt(reader: ConfigReader) -> Values:
     return {**values, "attn_config": biases | limits}
 
 
-def phi2(reader: ConfigReader) -> Values:
+def _phi2(reader: ConfigReader) -> Values:
     """Phi-1, Phi-1.5 and Phi-2."""
     return {**_classic(reader, "PhiForCausalLM", "phi"), **_partial_rope(reader)}
 
 
-def stablelm(reader: ConfigReader) -> Values:
+def _stablelm(reader: ConfigReader) -> Values:
     """StableLM 2 and StableLM Zephyr 3B."""
     keys = reader.keys
     keys.get("use_parallel_residual")  # what the reference computes with follows from the norms that there are
@@ -80,7 +82,7 @@ def stablelm(reader: ConfigReader) -> Values:
     }
 
 
-def gemma(reader: ConfigReader) -> Values:
+def _gemma(reader: ConfigReader) -> Values:
     """Gemma 1 and CodeGemma."""
     return {
         **reader.base("GemmaForCausalLM", "gemma"),
@@ -91,17 +93,17 @@ def gemma(reader: ConfigReader) -> Values:
     }
 
 
-def internlm2(reader: ConfigReader) -> Values:
+def _internlm2(reader: ConfigReader) -> Values:
     """InternLM 2, whose file has the names and the order of Llama's."""
     return {**reader.base("LlamaForCausalLM", "llama"), **reader.rms(), **reader.dense(), **reader.rope()}
 
 
-def exaone(reader: ConfigReader) -> Values:
+def _exaone(reader: ConfigReader) -> Values:
     """EXAONE 3 and 3.5."""
     return {**reader.base("ExaoneForCausalLM", "exaone"), **reader.rms(), **reader.dense(), **reader.rope()}
 
 
-def nemotron(reader: ConfigReader) -> Values:
+def _nemotron(reader: ConfigReader) -> Values:
     """Nemotron 4 and Minitron."""
     keys = reader.keys
     return {
@@ -109,12 +111,12 @@ def nemotron(reader: ConfigReader) -> Values:
         **reader.dense(),
         **_partial_rope(reader),
         "norm_eps": keys.require("attention.layer_norm_epsilon"),
-        "attention_bias": keys.has_tensor("attn_q.bias"),
+        **reader.attention_bias(),
         "mlp_bias": keys.has_tensor("ffn_up.bias"),
     }
 
 
-def chatglm(reader: ConfigReader) -> Values:
+def _chatglm(reader: ConfigReader) -> Values:
     """GLM-4 9B and GLM-Edge."""
     keys = reader.keys
     return {
@@ -136,3 +138,21 @@ def _classic(reader: ConfigReader, architecture: str, model_type: str) -> Values
 def _partial_rope(reader: ConfigReader) -> Values:
     """The rope of families of which most models rotate a part of a head: that all of it is rotated is said, too."""
     return {"partial_rotary_factor": 1.0, **reader.rope()}
+
+
+CLASSICS: Mapping[str, Callable[[ConfigReader], Values]] = {
+    "gpt2": _gpt2,
+    "starcoder": _starcoder,
+    "gptneox": _gptneox,
+    "falcon": _falcon,
+    "bloom": _bloom,
+    "mpt": _mpt,
+    "phi2": _phi2,
+    "stablelm": _stablelm,
+    "gemma": _gemma,
+    "internlm2": _internlm2,
+    "exaone": _exaone,
+    "nemotron": _nemotron,
+    "chatglm": _chatglm,
+}
+"""By `general.architecture`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxis.errors import ConfigError
-from jaxis.loading.gguf import classic_config as classic
+from jaxis.loading.gguf.classic_config import CLASSICS
 from jaxis.loading.gguf.config_keys import Keys
 from jaxis.loading.gguf.config_reader import FULL, SLIDING, ConfigReader, ReadTensor, Values
 from jaxis.loading.gguf.container import GGUFTensor
@@ -507,9 +507,7 @@ _FAMILIES: Mapping[str, Callable[[ConfigReader], Values]] = {
     "qwen35moe": qwen35moe,
     "seed_oss": _seed_oss,
     "smollm3": _smollm3,
-    **{each.__name__: each for each in (classic.gpt2, classic.starcoder, classic.gptneox, classic.falcon)},
-    **{each.__name__: each for each in (classic.bloom, classic.mpt, classic.phi2, classic.stablelm, classic.gemma)},
-    **{each.__name__: each for each in (classic.internlm2, classic.exaone, classic.nemotron, classic.chatglm)},
+    **CLASSICS,
     "bert": bert,
     "nomic-bert": nomic_bert,
     "gemma-embedding": _gemma_embedding,
