@@ -283,8 +283,8 @@ JAXIS_INLINE void for_each_span(const CodeReader& r, const uint8_t* panel, int h
   }
 }
 
-// What the loops for single rows know of a layout when they are compiled. Of other layouts it is looked up at each
-// group, which takes about a fifth of a single row's time.
+// Layouts that loops know when they are compiled. Others are looked up at each group, which takes up to a third of a
+// single row's time.
 enum class KnownLayout {
   kNone,
   kScales,           // int8 and int4 of ours: groups of a unit with uint8 scales and float32 super-scales
@@ -324,7 +324,6 @@ constexpr bool is_compiled(CodeKind kind, KnownLayout layout) {
       return true;
     case KnownLayout::kScales:
     case KnownLayout::kScalesAndMinima:
-      return kind == CodeKind::kNibbles || kind == CodeKind::kBytes;
     case KnownLayout::kHalfScales:
       return kind == CodeKind::kNibbles || kind == CodeKind::kBytes;
     case KnownLayout::kQ4K:

@@ -180,8 +180,8 @@ void with_code_kind(CodeKind kind, const Function& function) {
   }
 }
 
-// Calls function(kind, what is known of the layout) with both as constants.
-template <typename Function>
+// Calls function(kind, what is known of the layout) with both as constants, where the layout is one of kLayouts.
+template <KnownLayout... kLayouts, typename Function>
 void with_layout(const CodeReader& r, const Function& function) {
   with_code_kind(r.kind, [&](auto kind) {
     const auto calls = [&](auto layout) {
@@ -192,12 +192,9 @@ void with_layout(const CodeReader& r, const Function& function) {
       }
       return false;
     };
-    const bool is_known = calls(std::integral_constant<KnownLayout, KnownLayout::kScales>()) ||
-                          calls(std::integral_constant<KnownLayout, KnownLayout::kScalesAndMinima>()) ||
-                          calls(std::integral_constant<KnownLayout, KnownLayout::kHalfScales>()) ||
-                          calls(std::integral_constant<KnownLayout, KnownLayout::kQ4K>()) ||
-                          calls(std::integral_constant<KnownLayout, KnownLayout::kQ6K>());
-    if (!is_known) function(kind, std::integral_constant<KnownLayout, KnownLayout::kNone>());
+    if (!(calls(std::integral_constant<KnownLayout, kLayouts>()) || ...)) {
+      function(kind, std::integral_constant<KnownLayout, KnownLayout::kNone>());
+    }
   });
 }
 
@@ -318,16 +315,19 @@ int64_t integer_columns_bytes(const CodeLayout& l, int64_t spans, bool words) {
 
 void multiply_codes_panel_int8(const Rows& rows, const uint8_t* panel, int64_t first, int64_t last, float* tile) {
   const CodeReader& r = rows.codes;
+  if (last - first == 1 && rows.rows_of(first) == 1 && !rows.tiled) {
+    return with_layout<KnownLayout::kScales, KnownLayout::kScalesAndMinima, KnownLayout::kHalfScales, KnownLayout::kQ4K,
+                       KnownLayout::kQ6K>(r, [&](auto kind, auto layout) {
+      micro_stored_int8<kind(), layout()>(rows.quantized_block(first), r, panel, tile);
+    });
+  }
   const CodeLayout& l = r.layout;
   const int64_t groups = l.span / kActivationGroup;  // of activations in a span
   const bool extends = extends_to_words(first, last) && !is_multiplied_in_pairs(r.kind);
   const int64_t columns_at_once = extends ? kWordColumnsAtOnce : quantized_columns_at_once(rows);
   const int64_t spans_at_once = min_of(ceil_div(columns_at_once, l.span), l.num_spans);
   auto* memory = static_cast<float*>(scratch(Scratch::kPanel, integer_columns_bytes(l, spans_at_once, extends)));
-  with_layout(r, [&](auto kind, auto layout) {
-    if (last - first == 1 && rows.rows_of(first) == 1 && !rows.tiled) {
-      return micro_stored_int8<kind(), layout()>(rows.quantized_block(first), r, panel, tile);
-    }
+  with_layout<KnownLayout::kScales, KnownLayout::kScalesAndMinima>(r, [&](auto kind, auto layout) {
     int64_t count = 0;
     for (int64_t begin = 0; begin < l.num_spans; begin += count) {
       count = min_of(spans_at_once, l.num_spans - begin);
@@ -361,7 +361,7 @@ void multiply_codes_panel_int8(const Rows& rows, const uint8_t* panel, int64_t f
 void multiply_codes_panel(const Rows& rows, const uint8_t* panel, int64_t first, int64_t last, float* tile) {
   const CodeReader& r = rows.codes;
   if (last - first == 1 && rows.rows_of(first) == 1) {
-    return with_layout(r, [&](auto kind, auto layout) {
+    return with_layout<KnownLayout::kHalfScales, KnownLayout::kQ4K, KnownLayout::kQ6K>(r, [&](auto kind, auto layout) {
       micro_stored_f32<kind(), layout()>(rows.plain_block(first), rows.sums_of_block(first), r, panel, tile);
     });
   }
