@@ -37,6 +37,7 @@ class EmbeddedInput:
       is_bidirectional: Whether its tokens see each other, not just those before them; a step then computes all of them.
       grid: Rows and columns of its tokens, where RoPE counts them by both (see `rope_positions`); None: as text.
       order: Which of the embeddings that the encoder makes the rows take; None: each, in their order.
+      weights: Where each row takes the sum of equally many embeddings, what those in `order` are multiplied by.
     """
 
     digest: bytes
@@ -48,6 +49,7 @@ class EmbeddedInput:
     is_bidirectional: bool = False
     grid: tuple[int, int] | None = None
     order: tuple[int, ...] | None = None
+    weights: tuple[float, ...] | None = None
 
     @property
     def stop(self) -> int:

@@ -33,6 +33,8 @@ from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -78,6 +80,7 @@ class VisionFamily:
       logprob_error: How far a log-probability may be off, beyond 1e-4 of itself.
       cache: Memory for the cache in which four requests do not fit.
       slow: Whether another family's row has its parts.
+      num_images: Of the prompt that the reference answers.
       has_image_processor: Whether transformers has its image processor where there is Pillow only.
     """
 
@@ -97,6 +100,7 @@ class VisionFamily:
     logprob_error: float = 0.0
     cache: str = "168KiB"
     slow: bool = False
+    num_images: int = 3
     has_image_processor: bool = True
 
     @property
@@ -120,7 +124,7 @@ class VisionFamily:
     def model_inputs(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         """What of it the model takes."""
         names = ("pixel_values", "image_sizes", "pixel_attention_mask", "image_grid_thw", "image_position_ids")
-        names += ("spatial_shapes",)
+        names += ("spatial_shapes", "batch_num_images")
         return {
             name: torch.as_tensor(np.asarray(inputs[name], np.float32 if name == "pixel_values" else None))
             for name in names
@@ -646,6 +650,51 @@ _LLAVA_NEXT = dataclasses.replace(
     replace=_replace_llava_next,
     views=_views_of_llava_next,
 )
+# Not a whole number of patches, as in the published models.
+_ONEVISION_TILE = TILE + 2
+_ONEVISION_CANVASES = [[rows * _ONEVISION_TILE, columns * _ONEVISION_TILE] for rows in (1, 2) for columns in (1, 2, 3)]
+_ONEVISION_TOKENS = {
+    **{"num_image_tokens": (TILE // PATCH) ** 2, "vision_feature_select_strategy": "full", "image_token": "<image>"},
+    **{"vision_aspect_ratio": "anyres_max_1"},
+}
+
+
+def _views_of_onevision(inputs: Inputs, index: int) -> np.ndarray:
+    size, count = list(inputs["image_sizes"][index]), 1
+    if inputs["batch_num_images"][0] == 1:
+        count = image_size_to_num_patches(size, _ONEVISION_CANVASES, _ONEVISION_TILE)
+    return inputs["pixel_values"][index][:count, :, :TILE, :TILE]
+
+
+def _replace_onevision(inputs: Inputs, index: int) -> str:
+    processor = object.__new__(LlavaOnevisionProcessor)
+    vars(processor).update(_ONEVISION_TOKENS, image_processor=SimpleNamespace(image_grid_pinpoints=_ONEVISION_CANVASES))
+    return processor.replace_image_token(inputs, index)
+
+
+_LLAVA_ONEVISION = dataclasses.replace(
+    _LLAVA,
+    name="LLaVA-OneVision",
+    config=lambda token_id: transformers.LlavaOnevisionConfig(
+        text_config=TEXT | {"model_type": "qwen2"},
+        vision_config=_SQUARES
+        | {"model_type": "siglip_vision_model", "image_size": _ONEVISION_TILE, "vision_use_head": False},
+        image_token_index=token_id("<image>"),
+        image_grid_pinpoints=_ONEVISION_CANVASES,
+        vision_aspect_ratio="anyres_max_1",
+    ),
+    image_processor=LlavaOnevisionImageProcessorPil(
+        size={"height": _ONEVISION_TILE, "width": _ONEVISION_TILE}, image_grid_pinpoints=_ONEVISION_CANVASES
+    ),
+    call=lambda processor, images: dict(processor([images], return_tensors="np")),
+    processor_files={"processor_class": "LlavaOnevisionProcessor", **_ONEVISION_TOKENS},
+    replace=_replace_onevision,
+    views=_views_of_onevision,
+    slow=False,
+)
+_LLAVA_ONEVISION_ALONE = dataclasses.replace(
+    _LLAVA_ONEVISION, name="LLaVA-OneVision, one image", num_images=1, slow=True
+)
 _PIXTRAL_12B = dataclasses.replace(
     _MISTRAL3,
     name="Pixtral 12B",
@@ -835,4 +884,5 @@ FAMILIES = (
     *(_MISTRAL3, _LIGHTON_OCR, _IDEFICS3, _SMOLVLM, _INTERNVL, _GEMMA3, _GEMMA4, _GEMMA4_CAUSAL, _GEMMA4_UNIFIED),
     *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE),
     *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
+    *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE),
 )

@@ -69,11 +69,12 @@ def test_pixels_are_those_of_the_reference(family, reference):
 
 def test_a_family_sees_what_the_reference_sees(family, reference, llm):
     """Embeddings, the prompt's tokens with placeholders expanded, and 32 greedy ones with their log-probabilities."""
-    model, images = reference[0], [random_image(*size, seed=i) for i, size in enumerate(SIZES)]
+    model, count = reference[0], family.num_images
+    images = [random_image(*size, seed=i) for i, size in enumerate(SIZES[:count])]
     prepared = family.prepared(images)
     inputs = family.model_inputs(prepared)
     encoder = llm.engine.runner.inputs
-    prompt = {"prompt": text_of([family.placeholder] * 3), "multi_modal_data": {"image": images}}
+    prompt = {"prompt": text_of([family.placeholder] * count), "multi_modal_data": {"image": images}}
     put = llm.images.put(llm._tokenize(prompt["prompt"], "the prompt"), images)
     with torch.no_grad():
         levels = family.features(model, inputs)
@@ -85,7 +86,7 @@ def test_a_family_sees_what_the_reference_sees(family, reference, llm):
     assert np.abs(ours - expected).max() / np.abs(expected).max() < 1e-5
 
     [output] = llm.generate([prompt], GREEDY)
-    expanded = text_of([family.replace(prepared, i) for i in range(3)])
+    expanded = text_of([family.replace(prepared, i) for i in range(count)])
     assert list(output.prompt_token_ids) == llm.tokenizer.encode(expanded)
     [completion] = output.outputs
     tokens = [*output.prompt_token_ids, *completion.token_ids]

@@ -55,9 +55,8 @@ class LlavaNextVideoForConditionalGeneration(LlavaNextForConditionalGeneration):
 
 
 class LlavaOnevisionForConditionalGeneration(LlavaNextForConditionalGeneration):
-    """LLaVA-OneVision; images are not supported."""
+    """LLaVA-OneVision: the text, and what encodes images for it; videos are not supported."""
 
-    tower = None
     other_keys = (*LlavaNextForConditionalGeneration.other_keys, "video_token_index", "vision_aspect_ratio")
 
 
@@ -108,7 +107,7 @@ class SmolVLMForConditionalGeneration(Idefics3ForConditionalGeneration):
 
 
 FAMILY = Family(
-    "InternVL 2.5 and 3, Idefics3, SmolVLM, LLaVA 1.5, LLaVA-NeXT, Pixtral 12B; LLaVA-NeXT-Video, LLaVA-OneVision, "
+    "InternVL 2.5 and 3, Idefics3, SmolVLM, LLaVA 1.5, LLaVA-NeXT, LLaVA-OneVision, Pixtral 12B; LLaVA-NeXT-Video, "
     "ViP-LLaVA, Voxtral, Qwen2-Audio (text)",
     (
         LlavaForConditionalGeneration,

@@ -59,7 +59,7 @@ class PromptImages:
                 f"the prompt has {len(sources)} images, and at most {self._max_images} are taken: send fewer, or start "
                 "with a larger limit_mm_per_prompt"
             )
-        processor = self._processor
+        processor = self._processor.of_prompt(len(sources))
         token_ids, places = processor.spelled(prompt.token_ids, prompt.text)
         if len(places) != len(sources):
             raise RequestError(
@@ -68,7 +68,7 @@ class PromptImages:
             )
         names = [f"image {i + 1} of {len(sources)}" if len(sources) > 1 else "the image" for i in range(len(sources))]
         opened = [open_image(source, name) for source, name in zip(sources, names, strict=True)]
-        self._check_length(len(token_ids), [image.size for image in opened])
+        self._check_length(processor, len(token_ids), [image.size for image in opened])
         expanded: list[int] = []
         inputs: list[EmbeddedInput] = []
         start = 0
@@ -89,16 +89,17 @@ class PromptImages:
                         is_bidirectional=processor.is_bidirectional,
                         grid=processor.grid(*upright.size),
                         order=None if part.order is None else tuple(part.order),
+                        weights=None if part.weights is None else tuple(part.weights),
                     )
                 )
                 expanded += part.token_ids
             start = place + 1
         return dataclasses.replace(prompt, token_ids=expanded + token_ids[start:], inputs=tuple(inputs))
 
-    def _check_length(self, num_tokens: int, sizes: Sequence[tuple[int, int]]) -> None:
+    def _check_length(self, processor: ImageProcessor, num_tokens: int, sizes: Sequence[tuple[int, int]]) -> None:
         """Raises a ContextLengthError for images too large; on their side, they may have a few tokens less."""
         for width, height in sizes:
-            both = (self._processor.tokens(*size) for size in ((width, height), (height, width)))
+            both = (processor.tokens(*size) for size in ((width, height), (height, width)))
             num_tokens += min(len(token_ids) for token_ids, _ in both) - 1
         if num_tokens >= self._max_model_len:
             raise ContextLengthError(num_tokens, self._max_model_len, at_least=True)

@@ -219,7 +219,10 @@ class ImageEncoder:
             raise RequestError(f"an image of shape {list(item.shape)} is not one that the model's processor makes")
         num_made = math.prod(item.shape[:3]) // side**2
         order = range(num_made) if item.order is None else item.order
-        if len(order) != len(item.rows) or not all(-self._ends_lines <= i < num_made for i in order):
+        fits = len(order) == len(item.rows)
+        if item.weights is not None and item.order is not None and item.rows:
+            fits = len(item.weights) == len(order) and len(order) % len(item.rows) == 0
+        if not fits or not all(-self._ends_lines <= i < num_made for i in order):
             raise RequestError("an image has another number of embeddings than there are tokens for it")
 
     def begin(self) -> None:
@@ -322,7 +325,8 @@ class ImageEncoder:
         self.num_encoded += 1
         self._begun, digest, order = None, begun.item.digest, begun.item.order
         rows = np.concatenate(begun.rows if order is None else [*begun.rows, encoded[-1:]])
-        rows = rows if order is None else rows[list(order)]
+        if order is not None:
+            rows = _in_order(rows, order, begun.item.weights, len(begun.item.rows))
         if digest in self._uses:
             self._held[digest] = rows
         else:
@@ -378,6 +382,18 @@ class SliceKey:
         """See `ProgramKey`; `values` are those of the slice's inputs."""
         del state
         return program(*values)
+
+
+def _in_order(made: np.ndarray, order: Sequence[int], weights: Sequence[float] | None, num_rows: int) -> np.ndarray:
+    """The rows that take these of the embeddings [N, E] that were made: float32 [num_rows, E]."""
+    if weights is None:
+        return made[list(order)]
+    taken = np.asarray(order, np.int32).reshape(num_rows, -1).T
+    shares = np.asarray(weights, np.float32).reshape(num_rows, -1).T
+    total = made[taken[0]] * shares[0][:, None]
+    for which, share in zip(taken[1:], shares[1:], strict=True):
+        total += made[which] * share[:, None]
+    return total
 
 
 def _slice_flops() -> float:

@@ -149,7 +149,7 @@ class LlavaVision(VisionTower):
 
 
 class LlavaNextVision(LlavaVision):
-    """That of LLaVA-NeXT: LLaVA 1.5's, and an embedding for the end of a line.
+    """That of LLaVA-NeXT and LLaVA-OneVision: LLaVA 1.5's, and an embedding for the end of a line.
 
     Args:
       vllm_config: Its config is what `config_keys` name.

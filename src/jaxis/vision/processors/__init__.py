@@ -14,7 +14,7 @@ from jaxis.vision.processors.internvl import InternVLProcessor
 from jaxis.vision.processors.lfm2_vl import Lfm2VLProcessor
 from jaxis.vision.processors.llama4 import Llama4Processor
 from jaxis.vision.processors.llava import LlavaProcessor
-from jaxis.vision.processors.llava_next import LlavaNextProcessor
+from jaxis.vision.processors.llava_next import LlavaNextProcessor, LlavaOnevisionProcessor
 from jaxis.vision.processors.pixtral import PixtralProcessor
 from jaxis.vision.processors.processor import ImageProcessor
 from jaxis.vision.processors.qwen_vl import QwenVLProcessor
@@ -38,6 +38,7 @@ _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcesso
     "Llama4": Llama4Processor.read,
     "LlavaProcessor": LlavaProcessor.read,
     "LlavaNext": LlavaNextProcessor.read,
+    "LlavaOnevision": LlavaOnevisionProcessor.read,
     "Qwen2VL": QwenVLProcessor.read,
     "Qwen2_5_VL": QwenVLProcessor.read,
     "Qwen3VL": QwenVLProcessor.read,

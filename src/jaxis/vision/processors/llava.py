@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxis.errors import ConfigError
-from jaxis.vision.processors.processor import ImageProcessor
+from jaxis.vision.processors.processor import ImageProcessor, whole_patches
 from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ class LlavaProcessor(ImageProcessor):
     Attributes:
       size: Pixels of a side.
       is_cropped: Whether what is too long is cut off on both ends, instead of squeezed.
-      num_tokens: Of an image.
+      patch_size: Pixels of a side of a patch.
     """
 
     size: int
     is_cropped: bool
-    num_tokens: int
+    patch_size: int
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> LlavaProcessor:
@@ -58,21 +58,22 @@ class LlavaProcessor(ImageProcessor):
             placeholder_id=settings.token_id(token, tokenizer),
             size=size,
             is_cropped=is_cropped,
-            num_tokens=(size // patch_size) ** 2,
+            patch_size=patch_size,
         )
 
     def views(self, image: Image) -> np.ndarray:
         """See `ImageProcessor`."""
         if not self.is_cropped:
-            return np.asarray(self.resized(image, self.size, self.size))[None]
+            return whole_patches(np.asarray(self.resized(image, self.size, self.size))[None], self.patch_size)
         short, long = sorted(image.size)
         long = int(self.size * long / short)
         width, height = (self.size, long) if image.size[0] <= image.size[1] else (long, self.size)
         left, top = (width - self.size) // 2, (height - self.size) // 2
         pixels = np.asarray(self.resized(image, width, height))
-        return pixels[None, top : top + self.size, left : left + self.size]
+        return whole_patches(pixels[None, top : top + self.size, left : left + self.size], self.patch_size)
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
         """See `ImageProcessor`."""
         del width, height
-        return [self.placeholder_id] * self.num_tokens, list(range(self.num_tokens))
+        count = (self.size // self.patch_size) ** 2
+        return [self.placeholder_id] * count, list(range(count))

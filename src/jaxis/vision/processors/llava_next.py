@@ -1,15 +1,17 @@
-"""Images of LLaVA-NeXT: seen as a whole, and in squares whose embeddings are put together line by line."""
+"""Images of LLaVA-NeXT and LLaVA-OneVision: seen as a whole, and in squares that are put together line by line."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxis.errors import ConfigError
-from jaxis.vision.processors.processor import ImageProcessor, ViewGroup, tiles_of
+from jaxis.vision.processors.processor import ImageProcessor, ViewGroup, tiles_of, whole_patches
 from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from jaxis.tokenizer import Tokenizer
 
 _IMAGE = "<image>"
+_MOST_SQUARES = "anyres_max_"
+# Lines of squares with fewer times as many patches are left as they are.
+_LEAST_RATIO = 1.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +31,12 @@ class LlavaNextProcessor(ImageProcessor):
 
     Attributes:
       size: Pixels of a side of a square.
-      side: Patches of a side of a square.
+      patch_size: Pixels of a side of a patch.
       canvases: Heights and widths in pixels, multiples of `size`, one of which an image is put into.
     """
 
     size: int
-    side: int
+    patch_size: int
     canvases: tuple[tuple[int, int], ...]
 
     @classmethod
@@ -46,22 +51,12 @@ class LlavaNextProcessor(ImageProcessor):
         crop = settings.image("crop_size", None)
         if crop not in (None, size, {"height": size, "width": size}):
             raise ConfigError(f"{settings.source} cuts {crop!r} out of squares of {size} pixels; expected that size")
-        pinpoints = settings.image("image_grid_pinpoints", settings.model.get("image_grid_pinpoints"))
-        canvases = tuple(tuple(each) for each in pinpoints or ())
-        if not canvases or any(len(each) != 2 or each[0] % size or each[1] % size for each in canvases):
-            raise ConfigError(f"{settings.source} has image_grid_pinpoints={pinpoints!r}; expected multiples of {size}")
-        vision = settings.model.get("vision_config") or {}
-        patch_size = settings.processor.get("patch_size") or vision.get("patch_size", 14)
-        token = settings.processor.get("image_token", _IMAGE)
-        return cls(
-            pixel_scale=settings.scale(CLIP_SCALE),
-            resample=settings.image("resample", 3),
-            placeholder=token,
-            placeholder_id=settings.token_id(token, tokenizer),
-            size=size,
-            side=size // patch_size,
-            canvases=canvases,
-        )
+        return cls(**_common(settings, tokenizer, size))
+
+    @property
+    def side(self) -> int:
+        """Patches of a side of a square."""
+        return self.size // self.patch_size
 
     def canvas(self, width: int, height: int) -> tuple[int, int]:
         """The height and width that keep most of an image's pixels, and of several the smallest."""
@@ -85,14 +80,15 @@ class LlavaNextProcessor(ImageProcessor):
         left, top = (width - size[0]) // 2, (height - size[1]) // 2
         canvas[top : top + size[1], left : left + size[0]] = np.asarray(self.resized(image, *size))
         whole = np.asarray(self.resized(image, self.size, self.size))
-        views = np.concatenate([whole[None], tiles_of(canvas, self.size)])
-        token_ids, rows = self.tokens(*image.size)
-        return [ViewGroup(views, token_ids, rows, self._order(*image.size))]
+        views = whole_patches(np.concatenate([whole[None], tiles_of(canvas, self.size)]), self.patch_size)
+        return [ViewGroup(views, *self.tokens(*image.size), *self.order(*image.size))]
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
         """See `ImageProcessor`."""
         lines, columns = self._seen(width, height)
-        count = self.side**2 + len(lines) * (len(columns) + 1)
+        return self._tokens(self.side**2 + len(lines) * (len(columns) + 1))
+
+    def _tokens(self, count: int) -> tuple[list[int], list[int]]:
         return [self.placeholder_id] * count, list(range(count))
 
     def _seen(self, width: int, height: int) -> tuple[range, range]:
@@ -104,12 +100,138 @@ class LlavaNextProcessor(ImageProcessor):
         around = (columns - int(round(width * (rows / height), 7))) // 2
         return range(rows), range(around, columns - around)
 
-    def _order(self, width: int, height: int) -> list[int]:
-        side, (lines, columns) = self.side, self._seen(width, height)
-        squares_across = self.canvas(width, height)[1] // self.size
-        order = list(range(side**2))
+    def order(self, width: int, height: int) -> tuple[list[int], list[float] | None]:
+        """The order of embeddings of an image of a size, and their weights (see `ViewGroup`)."""
+        lines, columns = self._seen(width, height)
+        places = self._places(width, height)
+        order = list(range(self.side**2))
         for line in lines:
-            first = [(1 + line // side * squares_across + column // side) * side**2 for column in columns]
-            order += [at + line % side * side + column % side for at, column in zip(first, columns, strict=True)]
-            order.append(-1)
-        return order
+            order += [*places[line, columns.start : columns.stop].tolist(), -1]
+        return order, None
+
+    def _places(self, width: int, height: int) -> np.ndarray:
+        """Which of all embeddings are those of the canvas' patches: [lines, columns]."""
+        side = self.side
+        rows, columns = (each // self.size for each in self.canvas(width, height))
+        of_squares = side**2 * (1 + np.arange(rows * columns)).reshape(rows, 1, columns, 1)
+        within = np.arange(side**2).reshape(1, side, 1, side)
+        return (of_squares + within).reshape(rows * side, columns * side)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaOnevisionProcessor(LlavaNextProcessor):
+    """An image alone is seen as LLaVA-NeXT's, with larger ones made smaller; of several, each is a square.
+
+    Attributes:
+      most_squares: As many patches as these have are left of an image's lines, approximately.
+      is_alone: Whether the prompt has one image.
+    """
+
+    most_squares: int
+    is_alone: bool = True
+
+    @classmethod
+    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> LlavaOnevisionProcessor:
+        """Reads the settings of LLaVA-OneVision.
+
+        Raises:
+          ConfigError: A setting is missing or not supported.
+        """
+        settings.check("image_grid_pinpoints")
+        ratio = settings.processor.get("vision_aspect_ratio", settings.model.get("vision_aspect_ratio", "anyres_max_9"))
+        most = str(ratio).removeprefix(_MOST_SQUARES)
+        if not (most.isascii() and most.isdecimal() and int(most)):
+            raise ConfigError(
+                f"{settings.source} has vision_aspect_ratio={ratio!r}; expected {_MOST_SQUARES} and a number"
+            )
+        return cls(**_common(settings, tokenizer, settings.square(384)), most_squares=int(most))
+
+    def of_prompt(self, num_images: int) -> LlavaOnevisionProcessor:
+        """See `ImageProcessor`."""
+        return dataclasses.replace(self, is_alone=num_images == 1)
+
+    def parts(self, image: Image) -> list[ViewGroup]:
+        """See `ImageProcessor`; one of several is put on a square of the tower's mean color."""
+        if self.is_alone:
+            return super().parts(image)
+        longest = max(image.size)
+        left, top = ((longest - each) // 2 for each in image.size)
+        square = np.empty((longest, longest, 3), np.uint8)
+        square[:] = [int(255 * each) for each in self.pixel_scale.mean]
+        square[top : top + image.size[1], left : left + image.size[0]] = np.asarray(image)
+        view = np.asarray(self.resized(_image_of(square), self.size, self.size))
+        views = whole_patches(view[None], self.patch_size)
+        return [ViewGroup(views, *self.tokens(*image.size), [*range(self.side**2), -1])]
+
+    def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
+        """See `ImageProcessor`."""
+        if not self.is_alone:
+            return self._tokens(self.side**2 + 1)
+        lines, columns = self._shrunk(width, height)
+        return self._tokens(self.side**2 + lines * (columns + 1))
+
+    def _shrunk(self, width: int, height: int) -> tuple[int, int]:
+        """How many lines and columns are left of an image's."""
+        lines, columns = map(len, self._seen(width, height))
+        ratio = math.sqrt(lines * columns / (self.most_squares * self.side**2))
+        return (int(lines // ratio), int(columns // ratio)) if ratio > _LEAST_RATIO else (lines, columns)
+
+    def order(self, width: int, height: int) -> tuple[list[int], list[float] | None]:
+        """See `LlavaNextProcessor`; where lines are made smaller, each patch takes of the four nearest."""
+        seen, shrunk = self._seen(width, height), self._shrunk(width, height)
+        if shrunk == tuple(map(len, seen)):
+            return super().order(width, height)
+        lines, columns = (_nearest_two(*each) for each in zip(seen, shrunk, strict=True))
+        places = self._places(width, height)
+        order = [i for place in range(self.side**2) for i in [place] * 4]
+        weights = [1.0, 0.0, 0.0, 0.0] * self.side**2
+        for of_line in lines:
+            for of_column in columns:
+                for line, above in of_line:
+                    for column, beside in of_column:
+                        order.append(int(places[line, column]))
+                        weights.append(above * beside)
+            order += [-1] * 4
+            weights += [1.0, 0.0, 0.0, 0.0]
+        return order, weights
+
+
+def _nearest_two(places: Sequence[int], count: int) -> list[list[tuple[int, float]]]:
+    """For each of `count` evenly spread places, the two nearest of others, and how much of each it takes."""
+    # In float32, as the reference has them.
+    at = np.float32(len(places) / count) * (np.arange(count, dtype=np.float32) + np.float32(0.5)) - np.float32(0.5)
+    nearest = []
+    for each in np.maximum(at, 0).tolist():
+        first = int(each)
+        second = min(first + 1, len(places) - 1)
+        nearest.append([(places[first], 1 - (each - first)), (places[second], each - first)])
+    return nearest
+
+
+def _image_of(pixels: np.ndarray) -> Image:
+    from PIL import Image as pil
+
+    return pil.fromarray(pixels)
+
+
+def _common(settings: ProcessorSettings, tokenizer: Tokenizer, size: int) -> dict[str, Any]:
+    """The fields that all of these have, with squares of a size.
+
+    Raises:
+      ConfigError: A setting is missing or not supported.
+    """
+    pinpoints = settings.image("image_grid_pinpoints", settings.model.get("image_grid_pinpoints"))
+    canvases = tuple(tuple(each) for each in pinpoints or ())
+    if not canvases or any(len(each) != 2 or each[0] % size or each[1] % size for each in canvases):
+        raise ConfigError(f"{settings.source} has image_grid_pinpoints={pinpoints!r}; expected multiples of {size}")
+    vision = settings.model.get("vision_config") or {}
+    token = settings.processor.get("image_token", _IMAGE)
+    return {
+        "pixel_scale": settings.scale(CLIP_SCALE),
+        "resample": settings.image("resample", 3),
+        "placeholder": token,
+        "placeholder_id": settings.token_id(token, tokenizer),
+        "size": size,
+        "patch_size": settings.processor.get("patch_size") or vision.get("patch_size", 14),
+        "canvases": canvases,
+    }

@@ -43,12 +43,14 @@ class ViewGroup(NamedTuple):
       rows: The places among these that take the views' embeddings.
       order: Which of all views' embeddings, one view after another, they take; -1 is what the tower has for the end of
         a line. None: each, in their order.
+      weights: Where each of these places takes the sum of several embeddings, what those in `order` are multiplied by.
     """
 
     views: np.ndarray
     token_ids: list[int]
     rows: list[int]
     order: list[int] | None = None
+    weights: list[float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,11 @@ class ImageProcessor:
     def most_tokens(self) -> int:
         """Most tokens of an image that see each other, where they do."""
         return len(self.tokens(1, 1)[0])
+
+    def of_prompt(self, num_images: int) -> ImageProcessor:
+        """That of a prompt with so many images, which some families see otherwise than one image."""
+        del num_images
+        return self
 
     def parts(self, image: Image) -> list[ViewGroup]:
         """What the tower sees of an upright RGB image, one part after another in the prompt; most have one."""
@@ -107,7 +114,7 @@ class ImageProcessor:
             type(self).__name__.encode(),
             json.dumps([scale.factor, scale.mean, scale.std]).encode(),
             repr(views.shape).encode(),
-            *([] if group.order is None else [repr(group.order).encode()]),
+            *(repr(each).encode() for each in (group.order, group.weights) if each is not None),
         )
         digest = hashlib.sha256()
         for part in (*fields, np.ascontiguousarray(views).data):
@@ -125,6 +132,12 @@ def tiles_of(image: Image | np.ndarray, size: int) -> np.ndarray:
     pixels = np.asarray(image)
     rows, columns = pixels.shape[0] // size, pixels.shape[1] // size
     return pixels.reshape(rows, size, columns, size, 3).swapaxes(1, 2).reshape(rows * columns, size, size, 3)
+
+
+def whole_patches(views: np.ndarray, patch_size: int) -> np.ndarray:
+    """Views without the pixels at the right and below that make no whole patch."""
+    height, width = (each // patch_size * patch_size for each in views.shape[1:3])
+    return views[:, :height, :width]
 
 
 def size_within(
