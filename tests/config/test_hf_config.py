@@ -259,10 +259,6 @@ def test_broken_generation_defaults_are_named(tmp_path, values):
             "adapter_config.json",
             r"it is an adapter \(LoRA\), not a model: give its base model, and this folder as the adapter",
         ),
-        (
-            "params.json",
-            "it is a checkpoint in Mistral's or Meta's own format: give the folder of a checkpoint in Hugg",
-        ),
         ("model_index.json", r"it is a pipeline for images \(diffusers\), not a language model"),
         ("tokenizer.json", "has no config.json: give the folder of a checkpoint in Hugging Face format"),
     ],

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxis.config.key_rules import judge
-from jaxis.config.quantization_files import read_config
+from jaxis.config.quantization_files import config_path, read_config
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.json_object import read_json_object
 
@@ -234,7 +234,7 @@ class HFConfig(Mapping[str, Any]):
           CheckpointError: If there is no such file, or it is not a JSON object.
           ConfigError: See the constructor, or the two files contradict each other.
         """
-        return cls(read_config(folder), overrides, source=str(Path(folder) / "config.json"))
+        return cls(read_config(folder), overrides, source=str(config_path(folder)))
 
     def __getitem__(self, key: str) -> Any:
         if key not in self:

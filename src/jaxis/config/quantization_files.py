@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxis.config.mistral_params import PARAMS, is_mistral_format, read_mistral_params
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.json_object import read_json_object
 
@@ -25,7 +26,6 @@ _HUGGING_FACE = "give the folder of a checkpoint in Hugging Face format"
 # A file's name -> what the folder is, and what to do.
 _KINDS = {
     "adapter_config.json": ADAPTER_HINT,
-    "params.json": f"a checkpoint in Mistral's or Meta's own format: {_HUGGING_FACE}",
     "model_index.json": "a pipeline for images (diffusers), not a language model: give a language model",
     "genai_config.json": f"a model for ONNX Runtime: {_HUGGING_FACE}",
     "mlc-chat-config.json": f"a model compiled by MLC: {_HUGGING_FACE}",
@@ -57,14 +57,23 @@ _METHODS = {
 _COMPARED = ("quant_algo", "bits", "group_size", "desc_act", "sym", "zero_point")
 
 
+def config_path(folder: str | os.PathLike[str]) -> Path:
+    """What `read_config` reads: the folder's config.json, or Mistral's params.json where there is none."""
+    return Path(folder) / (PARAMS if is_mistral_format(Path(folder)) else CONFIG)
+
+
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """`folder`/config.json, with the quantization that other files, or its `text_config`, describe.
 
+    Of a folder in Mistral's own format, the same values: see `read_mistral_params`.
+
     Raises:
       CheckpointError: There is no config.json, or a file is not a JSON object.
-      ConfigError: Two descriptions of the quantization contradict each other.
+      ConfigError: Two descriptions of the quantization contradict each other; see `read_mistral_params`.
     """
-    path = Path(folder) / CONFIG
+    path = config_path(folder)
+    if path.name == PARAMS:
+        return read_mistral_params(Path(folder))
     if not path.exists():
         raise CheckpointError(explain_missing_config(Path(folder)))
     return with_quantization(read_json_object(path, max_bytes=MAX_CONFIG_BYTES), Path(folder))

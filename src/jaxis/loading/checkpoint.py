@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxis.config.mistral_params import is_mistral_format
 from jaxis.config.quantization_files import ADAPTER_HINT
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import read_json_object
 from jaxis.loading.headers import hugging_face_name, is_mlx
+from jaxis.loading.mistral_names import MistralNames
 from jaxis.loading.safetensors import SafetensorsFile, TensorInfo
 
 # What a folder without loadable weights has instead, and what to do about it.
@@ -25,8 +27,8 @@ _PICKLE = f"a pickle, which may run code when it is opened: {_CONVERT}"
 _ORIGINAL = "use the original checkpoint (model*.safetensors)"
 # Pattern of the file's name -> what it is, and what to do.
 _KINDS = {
-    "consolidated*.safetensors": "weights in Mistral's own format: use the checkpoint in Hugging Face format "
-    "(model*.safetensors)",
+    "consolidated*.safetensors": "weights in Mistral's own format, without its params.json, or beside a config.json: "
+    "use the checkpoint in Hugging Face format (model*.safetensors)",
     "consolidated*.pth": "weights in Meta's own format: use the checkpoint in Hugging Face format (model*.safetensors)",
     "adapter_model*": ADAPTER_HINT,
     "pytorch_model*.bin": _PICKLE,
@@ -67,8 +69,9 @@ class Checkpoint:
     """A folder's safetensors weights. A context manager.
 
     Reads the files that transformers would: `model.safetensors`; else the shards named in
-    `model.safetensors.index.json`; else every `*.safetensors` file. Skips Mistral's `consolidated*.safetensors`, which
-    repeat the weights under other names, and adapters.
+    `model.safetensors.index.json`; else every `*.safetensors` file. Skips adapters, and Mistral's
+    `consolidated*.safetensors`, which repeat the weights under other names. Of a folder that has only those, and
+    params.json, they are the weights: see `MistralNames`.
 
     Attributes:
       folder: The folder.
@@ -83,6 +86,7 @@ class Checkpoint:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise CheckpointError(f"{self.folder} is not a folder: give the folder that holds config.json and weights")
+        self._mistral_names = MistralNames.of_folder(self.folder) if is_mistral_format(self.folder) else None
         index = self._read_index()
         paths = [self.folder / _SINGLE] if index is None else sorted({self.folder / shard for shard in index.values()})
         if index is None and not paths[0].exists():
@@ -115,9 +119,12 @@ class Checkpoint:
         return file.info(stored_name)
 
     def tensor(self, name: str) -> np.ndarray:
-        """A tensor as a read-only view of its mapped file. Raises CheckpointError if there is none of that name."""
-        file, stored_name = self._place(name)
-        return file.tensor(stored_name)
+        """A tensor: a read-only view of its mapped file, unless that has other rows first.
+
+        Raises:
+          CheckpointError: There is none of that name.
+        """
+        return self._value(*self._place(name))
 
     def iterate(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yields every tensor once, in the files' own order, so that reading is sequential.
@@ -128,7 +135,7 @@ class Checkpoint:
         """
         previous: tuple[SafetensorsFile, str] | None = None
         for name, (file, stored_name) in self._place_of.items():
-            yield name, file.tensor(stored_name)
+            yield name, self._value(file, stored_name)
             if previous is not None:
                 previous[0].release(previous[1])
             previous = file, stored_name
@@ -149,6 +156,16 @@ class Checkpoint:
     def __contains__(self, name: object) -> bool:
         return name in self._place_of
 
+    def _value(self, file: SafetensorsFile, stored_name: str) -> np.ndarray:
+        tensor = file.tensor(stored_name)
+        return tensor if self._mistral_names is None else self._mistral_names.value_here(stored_name, tensor)
+
+    def _name_here(self, file: SafetensorsFile, stored_name: str) -> str | None:
+        """A tensor's name in Hugging Face's format; None: it is left out."""
+        if self._mistral_names is not None:
+            return self._mistral_names.name_here(stored_name)
+        return hugging_face_name(stored_name) if is_mlx(file.metadata) else stored_name
+
     def _place(self, name: str) -> tuple[SafetensorsFile, str]:
         try:
             return self._place_of[name]
@@ -159,7 +176,9 @@ class Checkpoint:
         self._files.append(file)
         self.metadata |= file.metadata
         for stored_name in file:
-            name = hugging_face_name(stored_name) if is_mlx(file.metadata) else stored_name
+            name = self._name_here(file, stored_name)
+            if name is None:
+                continue
             if name in self._place_of:
                 raise CheckpointError(
                     f"{self.folder}: tensor {name!r} is in both {self._place_of[name][0].path.name} and "
@@ -191,7 +210,8 @@ class Checkpoint:
     def _find_files(self) -> list[Path]:
         """The folder's safetensors files, if neither of the standard names exists."""
         found = sorted(self.folder.glob("*.safetensors"))
-        paths = [path for path in found if not path.name.startswith(NOT_MODELS)]
+        skipped = NOT_MODELS[1:] if self._mistral_names else NOT_MODELS
+        paths = [path for path in found if not path.name.startswith(skipped)]
         if not paths:
             raise CheckpointError(explain_missing_weights(self.folder))
         for path in paths:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
+from jaxis.config.mistral_params import PARAMS, is_mistral_format
 from jaxis.config.quantization_files import QUANTIZATION_FILES
 from jaxis.errors import CheckpointError
 from jaxis.loading.gguf.mmproj import choose_mmproj
@@ -117,6 +118,7 @@ Result = TypeVar("Result")
 # fnmatch patterns: a `*` also crosses `/`, so subfolders (onnx/, original/, ...) must be excluded explicitly.
 _ALLOW = [
     "config.json",
+    PARAMS,
     "adapter_config.json",
     *QUANTIZATION_FILES,
     "generation_config.json",
@@ -136,6 +138,8 @@ _ALLOW = [
     "*.safetensors.index.json",
 ]
 _IGNORE = ["*/*", "consolidated*"]
+# Of a repository in Mistral's own format alone.
+_MISTRAL = ["consolidated*.safetensors", "consolidated*.safetensors.index.json"]
 
 
 def resolve_model(
@@ -178,6 +182,8 @@ def resolve_model(
     if wanted.chooses_file:
         return download.gguf(wanted)
     folder = download.snapshot(_ALLOW, _IGNORE)
+    if is_mistral_format(folder):
+        folder = download.snapshot([*_ALLOW, *_MISTRAL], _IGNORE[:1])
     has_weights = any(folder.glob("*.safetensors")) or (folder / "config.json").exists()
     return folder if has_weights else download.gguf(wanted)
 

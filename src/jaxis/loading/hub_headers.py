@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jaxis.config.mistral_params import PARAMS
 from jaxis.config.quantization_files import CONFIG, QUANTIZATION_FILES
 from jaxis.errors import CheckpointError
 from jaxis.loading.headers import hugging_face_name, is_mlx
@@ -22,13 +23,14 @@ def download_config(model: str, *, revision: str | None = None, token: str | Non
       token: Access token; None means the one that `hf auth login` or HF_TOKEN set.
 
     Returns:
-      Where config.json is; the other files are beside it.
+      Where config.json is, or Mistral's params.json in its place; the other files are beside it.
 
     Raises:
       CheckpointError: There is no such repository or config.json, access is refused, or the download fails.
     """
     fault = _connection_fault()
-    if (path := _download(model, CONFIG, revision, token, fault)) is None:
+    path = _download(model, CONFIG, revision, token, fault) or _download(model, PARAMS, revision, token, fault)
+    if path is None:
         raise CheckpointError(f"{model} has no {CONFIG}: give a model in Hugging Face format")
     for name in QUANTIZATION_FILES:
         _download(model, name, revision, token, fault)

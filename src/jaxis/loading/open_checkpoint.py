@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from jaxis.config.hf_config import HFConfig, load_generation_defaults
-from jaxis.config.quantization_files import CONFIG, read_config
+from jaxis.config.quantization_files import config_path, read_config
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.gguf.generation import gguf_generation_defaults
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
@@ -57,7 +57,7 @@ def read_config_values(path: str | os.PathLike[str]) -> ConfigValues:
     if (file := gguf_file(path)) is not None:
         with GGUFCheckpoint(file) as checkpoint:
             return ConfigValues(checkpoint.config, str(checkpoint.path), checkpoint.assumptions)
-    return ConfigValues(read_config(path), str(Path(path) / CONFIG))
+    return ConfigValues(read_config(path), str(config_path(path)))
 
 
 def read_hf_config(path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> HFConfig:

@@ -46,7 +46,8 @@ class MllamaForConditionalGeneration(TextPart, CausalLM):
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
         """See `CausalLM`; the embeddings of tokens that stand for images are dropped as well."""
         for name, tensor in super().without_redundant_tensors(weights):
-            yield name, tensor[:-_IMAGE_TOKENS] if name == "model.embed_tokens.weight" else tensor
+            # A quantized table has scales beside its rows.
+            yield name, tensor[:-_IMAGE_TOKENS] if name.startswith("model.embed_tokens.") else tensor
 
 
 FAMILY = Family(

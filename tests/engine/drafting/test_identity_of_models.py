@@ -135,6 +135,7 @@ def test_at_every_width(width: str) -> None:
 
 
 NUM_PARTS = 8
+WITHOUT_INT8_CACHE = {"BLOOM", "MPT", "Falcon RW"}
 
 
 @pytest.mark.slow
@@ -143,4 +144,7 @@ NUM_PARTS = 8
 def test_every_family(width: str, part: int) -> None:
     from tests.support import parity
 
-    check([family.name for family in parity.FAMILIES][part::NUM_PARTS], WIDTHS[width])
+    # An int8 cache cannot hold keys with ALiBi, which is an error.
+    others = WITHOUT_INT8_CACHE if width == "int8 cache" else set()
+    names = [family.name for family in parity.FAMILIES if family.name not in others]
+    check(names[part::NUM_PARTS], WIDTHS[width])

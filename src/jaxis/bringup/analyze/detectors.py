@@ -48,7 +48,8 @@ def detect_attention(config: HFConfig, facts: ModelFacts | None) -> Sequence[Fea
     elif kind:
         features.append(Feature("bidirectional attention", None, where, ("use_bidirectional_attention",)))
     if config.get("alibi"):
-        features.append(Feature("ALiBi position biases", None, where, ("alibi",)))
+        code = None if facts is None else "jaxis.layers.alibi:Alibi"
+        features.append(Feature("ALiBi position biases", code, where, ("alibi",)))
     features += _output_gate(config)
     if "self_attn.sinks" in facts.layers if facts else config.get("model_type") == "gpt_oss":
         features.append(Feature("attention sinks", f"{ATTENTION}(sinks)"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxis.config.quantization_files import CONFIG, read_config, with_quantization
+from jaxis.config.quantization_files import config_path, read_config, with_quantization
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import read_json_object
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
@@ -59,18 +59,21 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None, t
             raise CheckpointError(
                 f"{name} is not a config.json: give one, a folder, a GGUF file, or a Hub id such as Qwen/Qwen3-0.6B"
             )
-        config = with_quantization(read_json_object(path), path.parent if path.name == CONFIG else None)
+        if path == config_path(path.parent):
+            config = read_config(path.parent)
+        else:
+            config = with_quantization(read_json_object(path))
         return ModelSource(name, str(path), config, None, "config.json alone was given")
     if path.is_dir():
-        config_path, config = path / CONFIG, read_config(path)
+        config = read_config(path)
         if not is_orbax_checkpoint(path) and not any(path.glob("*.safetensors*")):
-            return ModelSource(name, str(config_path), config, None, "the folder has no *.safetensors files")
-        return ModelSource(name, str(config_path), config, read_tensor_infos(path))
+            return ModelSource(name, str(config_path(path)), config, None, "the folder has no *.safetensors files")
+        return ModelSource(name, str(config_path(path)), config, read_tensor_infos(path))
     if not name or name.startswith((".", "~")) or path.is_absolute() or "\\" in name or name.count("/") > 1:
         raise CheckpointError(
             f"there is no {name!r}: give a folder, a config.json, or a Hub id such as Qwen/Qwen3-0.6B"
         )
-    config_path = download_config(name, revision=revision, token=token)
+    file = download_config(name, revision=revision, token=token)
     tensors = hub_tensor_infos(name, revision=revision, token=token)
-    reason = "the repository has no safetensors weights" if tensors is None else ""
-    return ModelSource(name, str(config_path), read_config(config_path.parent), tensors, reason)
+    reason = "the repository has no model*.safetensors weights" if tensors is None else ""
+    return ModelSource(name, str(file), read_config(file.parent), tensors, reason)

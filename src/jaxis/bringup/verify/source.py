@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxis.config.mistral_params import is_mistral_format
 from jaxis.config.quantization_files import CONFIG, read_config, with_quantization
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import read_json_object
@@ -49,6 +50,11 @@ def find_source(model: str, *, revision: str | None = None) -> Source:
         if path.is_dir() or not _HUB_ID.fullmatch(model):
             raise
         return Source(read_config(download_config(model, revision=revision).parent), None)
+    if is_mistral_format(folder):
+        raise CheckpointError(
+            f"{folder} is in Mistral's own format, which transformers does not read: verify a checkpoint in Hugging Face "
+            "format"
+        )
     config = read_config(folder)
     has_weights = any(folder.glob("*.safetensors"))
     return Source(config, folder if has_weights else None)
