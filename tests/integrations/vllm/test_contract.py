@@ -10,12 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.grammar.token_mask import is_allowed, pack_token_ids
 from jaxis.engine.scheduling.sequence import SequenceId
 from jaxis.errors import RequestError
 from jaxis.integrations.vllm import contract, plugin
 from jaxis.integrations.vllm.requests import RequestTable
-from jaxis.integrations.vllm.sampling import APPLIED, OF_VLLM, REFUSED, GivenMask, translate_params
+from jaxis.integrations.vllm.sampling import APPLIED, OF_VLLM, REFUSED, GivenMasks, translate_params
+from jaxis.sampling_params import SamplingParams
 from tests.support.places import REPOSITORY
 
 VOCAB_SIZE = 70
@@ -119,15 +121,26 @@ def test_parameters_that_ask_for_nothing_are_none():
 @pytest.mark.parametrize("num_words", [1, 2, 3, 5])
 def test_a_mask_of_another_width_forbids_what_it_does_not_have(num_words):
     row = np.full(num_words, -1, np.int32)
-    mask = GivenMask(VOCAB_SIZE)
-    mask.set_mask(row)
+    mask = GivenMasks(VOCAB_SIZE)
+    mask.set_masks(row[None])
     allowed = [token_id for token_id in range(96) if is_allowed(mask.token_mask(), token_id)]
     assert allowed == list(range(min(32 * num_words, VOCAB_SIZE)))
     row = pack_token_ids([3, 40], VOCAB_SIZE)
-    mask.set_mask(row)
+    mask.set_masks(row[None])
     np.testing.assert_array_equal(mask.token_mask(), row)
-    mask.set_mask(None)
+    mask.set_masks(None)
     np.testing.assert_array_equal(mask.token_mask(), pack_token_ids(range(VOCAB_SIZE), VOCAB_SIZE))
+
+
+def test_a_mask_for_each_draft_is_that_of_its_place():
+    rows = np.stack([pack_token_ids([i, 10 + i], VOCAB_SIZE) for i in range(3)])
+    masks = GivenMasks(VOCAB_SIZE)
+    masks.set_masks(rows)
+    sampling = SequenceSampling(
+        SamplingParams(), prompt_token_ids=[1], output_token_ids=[5, 6], vocab_size=VOCAB_SIZE, seed=0, grammar=masks
+    )
+    for drafts in ((), (10,), (10, 11), (10,)):
+        np.testing.assert_array_equal(sampling.token_mask(drafts), rows[len(drafts)])
 
 
 def step(*, new=(), cached=None, finished=()):
@@ -170,7 +183,7 @@ def started():
     requests.update(step(cached=cached_requests("a", None, 2)))
     [last] = requests.schedule({"a": 1})
     assert (last.entry.start, last.entry.samples, last.is_decode) == (2, True, False)
-    last.request.add_token(9)
+    last.request.add_tokens([9])
     return requests
 
 
@@ -184,7 +197,7 @@ def test_a_token_in_flight_is_the_next_steps_input():
         assert not requests.sampler_waits(scheduled)
     sequence = scheduled.entry.sequence
     assert (sequence.num_tokens, sequence.num_inflight_tokens) == (4, 2)
-    scheduled.request.add_token(8)
+    scheduled.request.add_tokens([8])
     assert (sequence.output_token_ids, sequence.num_inflight_tokens) == ([9, 8], 1)
 
 
@@ -197,6 +210,22 @@ def test_the_sampler_waits_for_tokens_that_parameters_have_to_see(values):
     requests.update(step(cached=cached_requests("a", None, 1)))
     [ahead] = requests.schedule({"a": 1})
     assert requests.sampler_waits(ahead)
+
+
+def test_drafts_are_computed_behind_the_last_known_token_and_after_decodes():
+    requests = started()
+    requests.update(step(new=[new_request("b", [4, 4], [7])]))
+    [first] = requests.schedule({"b": 2})
+    first.request.add_tokens([5])
+    requests.update(step(new=[new_request("c", [6, 6, 6], [9])], cached=cached_requests("a", None, 3)))
+    requests.update(step(cached=cached_requests("b", None, 2)))
+    decode, drafted, chunk = requests.schedule({"c": 3, "a": 3, "b": 1}, {"a": [9, 9]})
+    assert [each.request.request_id for each in (decode, drafted, chunk)] == ["b", "a", "c"]
+    assert (drafted.entry.start, drafted.entry.num_tokens, drafted.entry.samples) == (3, 3, True)
+    assert (drafted.entry.draft_token_ids, drafted.is_decode) == ((9, 9), False)
+    drafted.request.add_tokens([9, 4])
+    sequence = drafted.entry.sequence
+    assert (sequence.output_token_ids, sequence.num_inflight_tokens) == ([9, 9, 4], 0)
 
 
 def test_decodes_come_first_and_blocks_are_appended():
@@ -248,7 +277,7 @@ def test_a_token_that_was_in_flight_when_the_scheduler_took_the_blocks_is_droppe
         requests.update(step(cached=cached_requests("a", [8], 0, resumed=True, token_ids=[1, 2, 3, 9])))
     [again] = requests.schedule({"a": 4})
     assert (again.entry.samples, again.is_ahead) == (True, False)
-    in_flight.request.add_token(7)
+    in_flight.request.add_tokens([7])
     assert requests.sampling[SequenceId("a")].output_token_ids == [9]
     assert again.entry.sequence.num_inflight_tokens == 1
 

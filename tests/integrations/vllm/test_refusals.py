@@ -44,28 +44,34 @@ def test_the_platform_is_jaxis_and_this_vllm_is_known():
 
 def test_another_version_and_other_fields_are_named(monkeypatch):
     monkeypatch.setattr(vllm.version, "__version_tuple__", (0, 99, 1))
-    with pytest.raises(ConfigError, match=r"jaxis runs inside vLLM 0\.32\.x, and vLLM .* is installed"):
+    with pytest.raises(ConfigError, match=r"inside vLLM 0\.32\.x, and vLLM .* is installed"):
         contract.check_version()
     monkeypatch.setattr(contract, "STEP_OTHER", contract.STEP_OTHER[1:])
-    monkeypatch.setattr(contract, "GRAMMAR_OTHER", ("gone",))
+    monkeypatch.setattr(contract, "GRAMMAR_READ", (*contract.GRAMMAR_READ, "gone"))
     monkeypatch.setattr(contract, "WORKER_METHODS", ("another_method",))
     with pytest.raises(ConfigError) as caught:
         contract.check_contract()
-    assert "SchedulerOutput has preempted_req_ids; " in str(caught.value)
-    assert "GrammarOutput has num_acceptable_drafts; GrammarOutput lacks gone; " in str(caught.value)
+    assert "SchedulerOutput has has_structured_output_requests; " in str(caught.value)
+    assert "GrammarOutput lacks gone; " in str(caught.value)
     assert "WorkerBase lacks another_method" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not supported, only 1"),
+        ({"data_parallel_size": 2}, "data_parallel_size=2 is not supported, only 1"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' is not supported"),
         ({"max_logprobs": 50}, "max_logprobs=50 is not supported: give at most 20"),
         ({"load_format": "sharded_state"}, "load_format='sharded_state' is not supported"),
         ({"additional_config": {"jaxis": {"max_num_seqs": 3}}}, "must be a dict of dtype, quantization"),
-        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
-         "speculative_config is given: speculative decoding is not supported"),
+        ({"speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+         "speculative_config: method='ngram_gpu' is not supported inside vLLM, only 'ngram'"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3,
+                                 "num_speculative_tokens_per_batch_size": [[1, 8, 2]]}},
+         "speculative_config: num_speculative_tokens_per_batch_size=.* is not supported"),
+        ({"runner": "pooling", "convert": "classify"}, "convert='classify' is not supported, only 'embed'"),
+        ({"runner": "pooling", "max_num_batched_tokens": 64, "max_model_len": 128},
+         "max_num_batched_tokens=64 is less than max_model_len=128, and a prompt is computed in one step"),
         ({"quantization": "fp8"}, "quantization='fp8' is not how the checkpoint is quantized"),
         ({"enable_prompt_embeds": True}, "enable_prompt_embeds=True is not supported"),
     ],
@@ -122,7 +128,7 @@ def test_arguments_are_those_of_jaxis():
 
 def test_a_step_that_asks_for_more_is_refused_by_name():
     step = SchedulerOutput.make_empty()
-    step.scheduled_spec_decode_tokens = {"a": [3]}
+    step.num_invalid_spec_tokens = {"a": 3}
     step.kv_cache_block_copies = [object()]
-    with pytest.raises(EngineError, match="asks for scheduled_spec_decode_tokens, kv_cache_block_copies, which"):
+    with pytest.raises(EngineError, match="asks for kv_cache_block_copies, num_invalid_spec_tokens, which"):
         ModelRunner.execute(object.__new__(ModelRunner), step)

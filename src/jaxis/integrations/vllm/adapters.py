@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jaxis.engine.execution.variants import Variants
 from jaxis.errors import ConfigError, EngineError, JaxisError
+from jaxis.integrations.vllm.contract import ADAPTER_REFUSED
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -53,6 +54,10 @@ class AdapterTable:
           ConfigError: It has layers or a rank that there is no room for; or the prefix cache may hold what was computed
             with other files under this name and path.
         """
+        if refused := [name for name in ADAPTER_REFUSED if getattr(request, name, None)]:
+            raise ConfigError(
+                f"the adapter {request.lora_name!r} has {', '.join(refused)}: give a folder of PEFT's files"
+            )
         adapter_id, path = request.lora_int_id, request.lora_path
         known = self._loaded.get(adapter_id)
         is_known = known is not None and known.path == path and not again

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError, RequestError
-from jaxis.integrations.vllm.contract import ADAPTERS_REFUSED
+from jaxis.integrations.vllm.contract import ADAPTERS_REFUSED, POOLING_REFUSED, SPECULATIVE_DEFAULTS
 from jaxis.integrations.vllm.sampling import translate_params
 from jaxis.models.registry import declared_architectures
+from jaxis.pooling.encoders import is_encoder
 from jaxis.sampling_params import MAX_LOGPROBS
 
 if TYPE_CHECKING:
-    from vllm.config import CacheConfig, LoRAConfig, ModelConfig, VllmConfig
+    from vllm.config import CacheConfig, LoRAConfig, ModelConfig, SpeculativeConfig, VllmConfig
 
 OWN_SETTINGS = ("dtype", "quantization", "kv_cache_dtype")
 """The keys of additional_config["jaxis"], each an argument of `EngineArgs`."""
@@ -22,7 +23,6 @@ _LOAD_FORMATS = {"auto": "auto", "safetensors": "auto", "hf": "auto", "dummy": "
 _KV_CACHE_DTYPES = ("auto", "bfloat16", "float16")
 
 _NONE_ONLY = {
-    "speculative_config": "speculative decoding is not supported inside vLLM: use jaxis serve",
     "watermark_config": "tokens have no watermark here",
     "diffusion_config": "diffusion models are not supported",
     "kv_transfer_config": "KV transfer is not supported inside vLLM: use jaxis serve --kv-transfer-config",
@@ -30,7 +30,7 @@ _NONE_ONLY = {
     "weight_transfer_config": "weights are not updated inside vLLM: use jaxis.LLM.update_weights",
 }
 _ONE_ONLY = (
-    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size"),
+    *("pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size"),
     *("decode_context_parallel_size", "nnodes"),
 )
 # Of the model's configuration; what is set there is refused.
@@ -53,22 +53,27 @@ def check_config(config: VllmConfig) -> None:
 
 def _faults(config: VllmConfig) -> Iterator[str]:
     for name, reason in _NONE_ONLY.items():
-        if getattr(config, name) is not None:
+        if getattr(config, name, None) is not None:
             yield f"{name} is given: {reason}"
     for name in _ONE_ONLY:
         if (value := getattr(config.parallel_config, name)) != 1:
-            yield f"{name}={value} is not supported, only 1: use jaxis serve for several devices"
+            yield f"{name}={value} is not supported, only 1: use jaxis serve"
     if config.model_config is not None:
         yield from _model_faults(config.model_config)
         if config.lora_config is not None:
             yield from _adapter_faults(config.lora_config, config.model_config)
+    if config.model_config is not None and config.model_config.runner_type == "pooling":
+        yield from _pooling_faults(config)
+    if config.speculative_config is not None:
+        yield from _speculative_faults(config.speculative_config)
     yield from _cache_faults(config.cache_config)
     if (load_format := config.load_config.load_format) not in _LOAD_FORMATS:
         yield f"load_format={load_format!r} is not supported, only {', '.join(_LOAD_FORMATS)}"
 
 
 def _model_faults(model: ModelConfig) -> Iterator[str]:
-    if not declared_architectures().intersection(model.architectures):
+    encodes = model.runner_type == "pooling" and is_encoder(model.architectures)
+    if not declared_architectures().intersection(model.architectures) and not encodes:
         yield f"architectures={model.architectures} is not supported; docs/models.md lists those that are"
     of_checkpoint = [getattr(each, "quantization_config", None) for each in (model.hf_config, model.hf_text_config)]
     if model.quantization_config is not None or (model.quantization is not None and not any(of_checkpoint)):
@@ -76,10 +81,8 @@ def _model_faults(model: ModelConfig) -> Iterator[str]:
             f"quantization={model.quantization!r} is not how the checkpoint is quantized: leave it out; jaxis' own is "
             'additional_config={"jaxis": {"quantization": "int8"}}'
         )
-    if model.runner_type != "generate":
-        yield f"runner={model.runner_type!r} is not supported, only 'generate': jaxis serve has pooling models"
     for name, instead in _MODEL_UNSET.items():
-        if value := getattr(model, name):
+        if value := getattr(model, name, None):
             yield f"{name}={value!r} is not supported: {instead}"
     if not 0 <= model.max_logprobs <= MAX_LOGPROBS:
         yield f"max_logprobs={model.max_logprobs} is not supported: give at most {MAX_LOGPROBS}"
@@ -91,8 +94,35 @@ def _adapter_faults(adapters: LoRAConfig, model: ModelConfig) -> Iterator[str]:
     if adapters.lora_dtype != model.dtype:
         yield f"lora_dtype={adapters.lora_dtype} is not supported, only auto: adapters are computed as the model is"
     for name in ADAPTERS_REFUSED:
-        if value := getattr(adapters, name):
+        if value := getattr(adapters, name, None):
             yield f"{name}={value!r} is not supported: leave it out"
+
+
+def _pooling_faults(config: VllmConfig) -> Iterator[str]:
+    model, scheduler = config.model_config, config.scheduler_config
+    if model.convert_type not in ("none", "embed"):
+        yield f"convert={model.convert_type!r} is not supported, only 'embed': jaxis serve has classifiers"
+    # The checkpoint's files say how hidden states become a vector.
+    if asked := sorted(name for name, source in model._pooler_config_sources.items() if source == "user"):
+        yield f"pooler_config: {', '.join(asked)} are not supported: leave them out"
+    if scheduler.max_num_batched_tokens < model.max_model_len:
+        yield (
+            f"max_num_batched_tokens={scheduler.max_num_batched_tokens} is less than max_model_len="
+            f"{model.max_model_len}, and a prompt is computed in one step: give as many"
+        )
+    if config.lora_config is not None or config.speculative_config is not None:
+        yield "enable_lora and speculative_config are for models that generate text: leave them out"
+
+
+def _speculative_faults(speculative: SpeculativeConfig) -> Iterator[str]:
+    if speculative.method != "ngram":
+        yield (
+            f"speculative_config: method={speculative.method!r} is not supported inside vLLM, only 'ngram': use jaxis "
+            "serve"
+        )
+    for name, default in SPECULATIVE_DEFAULTS.items():
+        if (value := getattr(speculative, name, default)) != default:
+            yield f"speculative_config: {name}={value!r} is not supported: leave it out"
 
 
 def _cache_faults(cache: CacheConfig) -> Iterator[str]:
@@ -128,6 +158,7 @@ def engine_arguments(config: VllmConfig) -> EngineArgs:
       ConfigError: Of `EngineArgs`.
     """
     model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
+    parallel, memory = config.parallel_config, cache.kv_cache_memory_bytes
     arguments: dict[str, Any] = {
         "model": model.model,
         "revision": model.revision,
@@ -136,11 +167,14 @@ def engine_arguments(config: VllmConfig) -> EngineArgs:
         "max_model_len": model.max_model_len,
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
-        "kv_cache_memory": cache.kv_cache_memory_bytes,
+        "kv_cache_memory": None if memory is None else memory * parallel.tensor_parallel_size,  # vLLM's: of a device
         "block_size": cache.block_size,
         "kv_cache_dtype": cache.cache_dtype,
+        "enable_prefix_caching": False,  # vLLM's scheduler has its own
         "load_format": _LOAD_FORMATS[config.load_config.load_format],
         "seed": model.seed,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "enable_expert_parallel": parallel.enable_expert_parallel,
         "hf_overrides": dict(model.hf_overrides) or None,
         "logprobs_mode": model.logprobs_mode,
         "speculative_config": {"num_speculative_tokens": 0},
@@ -157,18 +191,30 @@ def engine_arguments(config: VllmConfig) -> EngineArgs:
     return EngineArgs(**(arguments | own_settings(config)))
 
 
-def check_request(engine_input: Any, params: Any) -> None:
+def check_request(engine_input: Any, params: Any, *, vectors_are_normalized: bool = False) -> None:
     """Raises a RequestError for a request that the worker could not honour.
 
     Args:
       engine_input: vLLM's EngineInput.
       params: vLLM's SamplingParams or PoolingParams.
+      vectors_are_normalized: Whether the checkpoint's files say that vectors have length 1.
     """
     if engine_input["type"] != "token":
         raise RequestError(
             f"a prompt of the type {engine_input['type']!r} is not supported inside vLLM: prompts are strings or token "
             "ids"
         )
-    if not hasattr(params, "temperature"):
-        raise RequestError("pooling is not supported inside vLLM: use jaxis serve")
-    _ = translate_params(params)
+    if hasattr(params, "temperature"):
+        _ = translate_params(params)
+    else:
+        _check_pooling(params, vectors_are_normalized=vectors_are_normalized)
+
+
+def _check_pooling(params: Any, *, vectors_are_normalized: bool) -> None:
+    if params.task != "embed":
+        raise RequestError(f"={params.task!r} is not supported inside vLLM, only 'embed'", param="task")
+    for name in POOLING_REFUSED:
+        if getattr(params, name, None):
+            raise RequestError("is not supported inside vLLM: leave it out", param=name)
+    if params.use_activation is False and vectors_are_normalized:
+        raise RequestError("=False is not supported: the checkpoint's vectors have length 1", param="use_activation")

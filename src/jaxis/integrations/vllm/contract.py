@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from jaxis.errors import ConfigError
+from jaxis.errors import ConfigError, EngineError
 from jaxis.integrations.vllm.sampling import APPLIED, OF_VLLM, REFUSED
 
 SUPPORTED_VERSIONS = ((0, 32),)
@@ -29,24 +29,25 @@ CACHED_REQUESTS_OTHER = ("new_token_ids", "num_output_tokens")
 
 STEP_READ = (
     *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens"),
-    "finished_req_ids",
+    *("finished_req_ids", "preempted_req_ids", "scheduled_spec_decode_tokens"),
 )
 STEP_REFUSED = (
-    *("scheduled_spec_decode_tokens", "scheduled_encoder_inputs", "free_encoder_mm_hashes"),
+    *("scheduled_encoder_inputs", "free_encoder_mm_hashes", "encoder_input_updates", "block_table_updates"),
     *("scheduled_encoder_input_stats", "kv_connector_metadata", "has_sync_kv_loads", "aux_output_connector_metadata"),
     *("ec_connector_metadata", "ec_manager_metadata", "new_block_ids_to_zero", "kv_cache_block_copies"),
-    *("kv_connector_block_state", "num_spec_tokens_to_schedule", "num_invalid_spec_tokens"),
+    *("kv_connector_block_state", "num_invalid_spec_tokens"),
 )
 # Said for the scheduler's own sake, or again elsewhere.
 STEP_OTHER = (
-    *("preempted_req_ids", "has_structured_output_requests", "pending_structured_output_tokens"),
-    "num_common_prefix_blocks",
+    *("has_structured_output_requests", "pending_structured_output_tokens", "num_common_prefix_blocks"),
+    *("num_spec_tokens_to_schedule", "skip_drafts"),
 )
 
 GRAMMAR_READ = ("structured_output_request_ids", "grammar_bitmask")
-GRAMMAR_OTHER = ("num_acceptable_drafts",)  # there are no drafts
+GRAMMAR_OTHER = ("num_acceptable_drafts",)  # all: drafts are checked before they are scheduled
 
 ADAPTER_READ = ("lora_name", "lora_int_id", "lora_path", "load_inplace")
+ADAPTER_REFUSED = ("tensorizer_config_dict",)
 ADAPTER_OTHER = ("base_model_name", "is_3d_lora_weight")  # for vLLM's list of models, and a refused option
 
 ADAPTERS_READ = ("max_lora_rank", "max_loras", "max_cpu_loras", "target_modules", "lora_dtype")
@@ -57,7 +58,30 @@ ADAPTERS_REFUSED = (
 # How vLLM's own kernels are made.
 ADAPTERS_OTHER = ("fully_sharded_loras", "specialize_active_lora")
 
-RESULT_WRITTEN = ("req_ids", "req_id_to_index", "sampled_token_ids", "logprobs", "prompt_logprobs_dict")
+# Of speculative_config, what would change which tokens come out, or how many are scheduled; other values are refused.
+SPECULATIVE_DEFAULTS = {
+    "rejection_sample_method": "standard",
+    "num_speculative_tokens_per_batch_size": None,
+    "enable_adaptive_verification": False,
+}
+
+POOLING_READ = ("task", "dimensions", "use_activation")
+POOLING_REFUSED = (
+    *("step_tag_id", "returned_token_ids", "requires_token_ids", "late_interaction_params", "late_chunking_params"),
+    "extra_kwargs",
+)
+POOLING_OTHER = ("skip_reading_prefix_cache", "output_kind")  # there is no prefix cache; vLLM's own
+
+RESULT_WRITTEN = (
+    "req_ids",
+    "req_id_to_index",
+    "sampled_token_ids",
+    "logprobs",
+    "prompt_logprobs_dict",
+    "pooler_output",
+)
+
+RESULT_METHODS = ("get_output", "get_kv_connector_output")
 
 PLATFORM_HOOKS = (
     *("import_kernels", "get_device_name", "get_device_total_memory", "inference_mode", "set_device"),
@@ -93,30 +117,53 @@ def check_contract() -> None:
         )
 
 
+def check_step(scheduler_output: Any, *, is_pooling: bool = False) -> None:
+    """Raises an EngineError for what a step asks for and would otherwise be ignored.
+
+    Args:
+      scheduler_output: vLLM's SchedulerOutput.
+      is_pooling: Whether its requests are for vectors.
+    """
+    asked = [name for name in STEP_REFUSED if getattr(scheduler_output, name, None)]
+    for request in scheduler_output.scheduled_new_reqs:
+        values = {name: getattr(request, name, None) for name in NEW_REQUEST_REFUSED}
+        if is_pooling:
+            values["pooling_params"] = None
+        # A tensor, too, is something.
+        asked += [name for name, value in values.items() if hasattr(value, "shape") or value]
+    if asked:
+        raise EngineError(f"vLLM's scheduler asks for {', '.join(asked)}, which jaxis' worker does not do")
+
+
 def _differences() -> Iterator[str]:
     from vllm.config.lora import LoRAConfig
     from vllm.lora.request import LoRARequest
     from vllm.platforms.interface import Platform
+    from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.sched import output
-    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
     from vllm.v1.worker.worker_base import WorkerBase
 
-    exact: tuple[tuple[Any, Iterable[str]], ...] = (
-        (output.NewRequestData, (*NEW_REQUEST_READ, *NEW_REQUEST_REFUSED, *NEW_REQUEST_OTHER)),
-        (output.CachedRequestData, (*CACHED_REQUESTS_READ, *CACHED_REQUESTS_OTHER)),
-        (output.SchedulerOutput, (*STEP_READ, *STEP_REFUSED, *STEP_OTHER)),
-        (output.GrammarOutput, (*GRAMMAR_READ, *GRAMMAR_OTHER)),
-        (LoRARequest, (*ADAPTER_READ, *ADAPTER_OTHER)),
-        (LoRAConfig, (*ADAPTERS_READ, *ADAPTERS_REFUSED, *ADAPTERS_OTHER)),
-        (SamplingParams, (*APPLIED, *OF_VLLM, *REFUSED)),
+    # What is read has to be there; of what is refused or ignored, supported versions have more or less.
+    exact: tuple[tuple[Any, Iterable[str], Iterable[str]], ...] = (
+        (output.NewRequestData, NEW_REQUEST_READ, (*NEW_REQUEST_REFUSED, *NEW_REQUEST_OTHER)),
+        (output.CachedRequestData, CACHED_REQUESTS_READ, CACHED_REQUESTS_OTHER),
+        (output.SchedulerOutput, STEP_READ, (*STEP_REFUSED, *STEP_OTHER)),
+        (output.GrammarOutput, GRAMMAR_READ, GRAMMAR_OTHER),
+        (LoRARequest, ADAPTER_READ, (*ADAPTER_REFUSED, *ADAPTER_OTHER)),
+        (LoRAConfig, ADAPTERS_READ, (*ADAPTERS_REFUSED, *ADAPTERS_OTHER)),
+        (SamplingParams, APPLIED, (*OF_VLLM, *REFUSED)),
+        (PoolingParams, POOLING_READ, (*POOLING_REFUSED, *POOLING_OTHER)),
     )
-    for kind, known in exact:
+    for kind, read, others in exact:
         names = _field_names(kind)
-        if unknown := sorted(names - set(known)):
+        if unknown := sorted(names - {*read, *others}):
             yield f"{kind.__name__} has {', '.join(unknown)}"
-        if missing := sorted(set(known) - names):
+        if missing := sorted(set(read) - names):
             yield f"{kind.__name__} lacks {', '.join(missing)}"
+    if unknown := sorted(AsyncModelRunnerOutput.__abstractmethods__ - set(RESULT_METHODS)):
+        yield f"AsyncModelRunnerOutput has {', '.join(unknown)}"
     if missing := sorted(set(RESULT_WRITTEN) - _field_names(ModelRunnerOutput)):
         yield f"ModelRunnerOutput lacks {', '.join(missing)}"
     for kind, names in ((Platform, PLATFORM_HOOKS), (WorkerBase, WORKER_METHODS)):

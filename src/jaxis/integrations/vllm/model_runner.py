@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from vllm.logger import init_logger
 from vllm.v1.outputs import (
     EMPTY_MODEL_RUNNER_OUTPUT,
     AsyncModelRunnerOutput,
+    DraftTokenIds,
     LogprobsLists,
     LogprobsTensors,
     ModelRunnerOutput,
@@ -17,12 +19,12 @@ from vllm.v1.outputs import (
 
 from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep
 from jaxis.engine.execution.runner import Runner
-from jaxis.engine.execution.sampler import INVALID_TOKEN_ID
 from jaxis.engine.execution.token_logprobs import TokenLogprobs, joined_logprobs
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput as Step
 from jaxis.errors import EngineError
 from jaxis.integrations.vllm.adapters import AdapterTable
-from jaxis.integrations.vllm.contract import NEW_REQUEST_REFUSED, STEP_REFUSED
+from jaxis.integrations.vllm.contract import check_step
+from jaxis.integrations.vllm.drafts import Drafts
 from jaxis.integrations.vllm.requests import RequestTable, ScheduledRequest
 
 if TYPE_CHECKING:
@@ -57,10 +59,14 @@ class ModelRunner:
         self.requests = RequestTable(
             vocab_size=runner.vocab_size,
             num_spans=len(runner.num_blocks),
+            num_state_slots=runner.num_state_slots,
             seed=vllm_config.model_config.seed,
             logprobs_mode=vllm_config.model_config.logprobs_mode,
             adapters=self.adapters,
         )
+        self._drafts = None
+        if (speculative := vllm_config.speculative_config) is not None:
+            self._drafts = Drafts(speculative, runner)
         self._executed: tuple[list[ScheduledRequest], ForwardedStep | DispatchedStep] | None = None
         self._newest: StepResult | None = None
 
@@ -75,9 +81,15 @@ class ModelRunner:
         Raises:
           EngineError: vLLM asks for something that this does not do.
         """
-        _check_step(scheduler_output)
+        check_step(scheduler_output)
+        if self._drafts is not None:
+            for request_id in scheduler_output.finished_req_ids:
+                if (request := self.requests.get(request_id)) is not None:
+                    self._drafts.forget(request)
         self.requests.update(scheduler_output)
-        scheduled = self.requests.schedule(scheduler_output.num_scheduled_tokens)
+        scheduled = self.requests.schedule(
+            scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_spec_decode_tokens
+        )
         if not scheduled:
             return EMPTY_MODEL_RUNNER_OUTPUT
         step = Step(
@@ -108,6 +120,14 @@ class ModelRunner:
         self._newest = StepResult(scheduled, step)
         return self._newest
 
+    def take_drafts(self) -> DraftTokenIds | None:
+        """Guesses at the next tokens of the requests that the newest step has sampled for; None: nothing drafts."""
+        if self._drafts is None or self._newest is None:
+            return None
+        requests = [each.request for each in self._newest.scheduled if each.entry.samples and not each.request.error]
+        drafts = self._drafts.propose(requests)
+        return DraftTokenIds([request.request_id for request in requests], drafts)
+
     def synchronize(self) -> None:
         """Waits for the step that was sampled last, and gives its tokens to its requests."""
         if self._newest is not None:
@@ -117,13 +137,16 @@ class ModelRunner:
 class StepResult(AsyncModelRunnerOutput):
     """The result of a step that was dispatched; steps are read in their order.
 
-    Args:
+    Attributes:
       scheduled: The step's requests.
+
+    Args:
+      scheduled: See above.
       step: The step.
     """
 
     def __init__(self, scheduled: list[ScheduledRequest], step: DispatchedStep) -> None:
-        self._scheduled, self._step = scheduled, step
+        self.scheduled, self._step = scheduled, step
         self._output: ModelRunnerOutput | None = None
 
     def get_output(self) -> ModelRunnerOutput:
@@ -132,17 +155,20 @@ class StepResult(AsyncModelRunnerOutput):
             self._output = self._read()
         return self._output
 
+    def get_kv_connector_output(self) -> None:
+        """There is none."""
+
     def _read(self) -> ModelRunnerOutput:
-        scheduled, step = self._scheduled, self._step
+        scheduled, step = self.scheduled, self._step
         sampled: list[list[int]] = []
-        for each, [token_id] in zip(scheduled, step.token_ids(), strict=True):
+        for each, token_ids in zip(scheduled, step.new_token_ids()[0], strict=True):
             if not each.entry.samples:
                 sampled.append([])
                 continue
-            if token_id == INVALID_TOKEN_ID or each.request.error is not None:
-                token_id = _end(each)
-            each.request.add_token(token_id)
-            sampled.append([token_id])
+            if not token_ids or each.request.error is not None:
+                token_ids = [_end(each)]
+            each.request.add_tokens(token_ids)
+            sampled.append(list(token_ids))
         for index, logprobs in step.prompt_logprobs:
             scheduled[index].request.add_prompt_logprobs(scheduled[index].entry.start, logprobs)
         ids = [each.request.request_id for each in scheduled]
@@ -150,7 +176,7 @@ class StepResult(AsyncModelRunnerOutput):
             req_ids=ids,
             req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
             sampled_token_ids=sampled,
-            logprobs=_logprobs_lists(sampled, step.logprobs()),
+            logprobs=_logprobs_lists(scheduled, sampled, step.logprobs()),
             prompt_logprobs_dict={
                 each.request.request_id: _prompt_logprobs(each.request.prompt_token_ids, parts)
                 for each in scheduled
@@ -170,36 +196,31 @@ def _set_masks(scheduled: list[ScheduledRequest], grammar_output: GrammarOutput 
     """Gives each request that has a grammar its own row, or none where the scheduler lets it go on as it likes."""
     rows: dict[str, np.ndarray] = {}
     if grammar_output is not None:
+        num_rows = {each.request.request_id: each.entry.num_rows for each in scheduled}
+        stop = 0
         # The rows are in the order of these ids, and in no other.
-        ids = grammar_output.structured_output_request_ids
-        rows = dict(zip(ids, grammar_output.grammar_bitmask, strict=True))
+        for request_id in grammar_output.structured_output_request_ids:
+            start, stop = stop, stop + num_rows[request_id]
+            rows[request_id] = grammar_output.grammar_bitmask[start:stop]
     for each in scheduled:
-        if each.request.mask is not None:
-            each.request.mask.set_mask(rows.get(each.request.request_id))
+        if each.request.masks is not None:
+            each.request.masks.set_masks(rows.get(each.request.request_id))
 
 
-def _check_step(scheduler_output: SchedulerOutput) -> None:
-    """Raises an EngineError for what would otherwise be ignored."""
-    asked = [name for name in STEP_REFUSED if getattr(scheduler_output, name)]
-    for request in scheduler_output.scheduled_new_reqs:
-        asked += [name for name in NEW_REQUEST_REFUSED if _is_given(getattr(request, name))]
-    if asked:
-        raise EngineError(f"vLLM's scheduler asks for {', '.join(asked)}, which jaxis' worker does not do")
-
-
-def _is_given(value: Any) -> bool:
-    return value is not None and (isinstance(value, torch.Tensor) or bool(value))
-
-
-def _logprobs_lists(sampled: list[list[int]], logprobs: TokenLogprobs[np.ndarray] | None) -> LogprobsLists | None:
-    """A row for each request, the sampled token first."""
+def _logprobs_lists(
+    scheduled: list[ScheduledRequest], sampled: list[list[int]], logprobs: TokenLogprobs[np.ndarray] | None
+) -> LogprobsLists | None:
+    """A row for each token that requests go on with, itself first."""
     if logprobs is None:
         return None
-    token_ids = np.asarray([tokens[0] if tokens else 0 for tokens in sampled], np.int32)
+    first_rows = itertools.accumulate((each.entry.num_rows for each in scheduled), initial=0)
+    rows = [row + i for row, tokens in zip(first_rows, sampled, strict=False) for i in range(len(tokens))]
+    token_ids = np.asarray(list(itertools.chain(*sampled)), np.int32)
     return LogprobsLists(
-        np.concatenate([token_ids[:, None], logprobs.top_ids], axis=1),
-        np.concatenate([logprobs.logprobs[:, None], logprobs.top_logprobs], axis=1),
-        logprobs.ranks,
+        np.concatenate([token_ids[:, None], logprobs.top_ids[rows]], axis=1),
+        np.concatenate([logprobs.logprobs[rows, None], logprobs.top_logprobs[rows]], axis=1),
+        logprobs.ranks[rows],
+        list(itertools.accumulate(map(len, sampled), initial=0)),
     )
 
 

@@ -30,6 +30,7 @@ class JaxisPlatform(Platform):
     dispatch_key = "CPU"
     dist_backend = "gloo"
     simple_compile_backend = "eager"
+    _vectors_are_normalized = False  # of the process' newest model
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +104,11 @@ class JaxisPlatform(Platform):
         """Names the worker, and raises a ConfigError for what it does not do."""
         check_config(vllm_config)
         parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
-        parallel.worker_cls = "jaxis.integrations.vllm.worker.JaxisWorker"
+        model = vllm_config.model_config
+        pooler = None if model is None else model.pooler_config  # of models that make vectors
+        worker = "worker.JaxisWorker" if pooler is None else "pooling_worker.JaxisPoolingWorker"
+        parallel.worker_cls = f"jaxis.integrations.vllm.{worker}"
+        cls._vectors_are_normalized = pooler is not None and bool(pooler.use_activation)
         parallel.distributed_executor_backend = "uni"  # JAX has the devices of a host in one process
         if not cache.user_specified_block_size:
             cache.block_size = DEFAULT_BLOCK_SIZE
@@ -114,6 +119,6 @@ class JaxisPlatform(Platform):
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:
         """Raises vLLM's own error, HTTP 400 for its clients, for a request that the worker could not honour."""
         try:
-            check_request(processed_inputs, params)
+            check_request(processed_inputs, params, vectors_are_normalized=cls._vectors_are_normalized)
         except RequestError as error:
             raise VLLMValidationError(str(error), parameter=error.param) from error

@@ -11,6 +11,7 @@ import functools
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,8 @@ from jaxis.engine.scheduling.sequence import BlockTable, SequenceId
 from jaxis.engine.scheduling.sequence import Sequence as TokenSequence
 from jaxis.errors import JaxisError, RequestError
 from jaxis.integrations.vllm.adapters import NO_ADAPTER, AdapterTable
-from jaxis.integrations.vllm.sampling import GivenMask, translate_params
+from jaxis.integrations.vllm.sampling import GivenMasks, translate_params
+from jaxis.integrations.vllm.states import RequestStates
 from jaxis.sampling_params import LogprobsMode, SamplingParams
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class RunningRequest:
     Attributes:
       request_id: vLLM's.
       sequence: Its tokens and blocks, as the runner sees them.
-      mask: What its grammar allows next; None: it has no grammar.
+      masks: What its grammar allows next; None: it has no grammar.
       bad_words_token_ids: The token sequences that must not be generated.
       end_token_id: A token that ends it, for when none can be sampled.
       seed: Of its random numbers.
@@ -45,7 +47,7 @@ class RunningRequest:
 
     request_id: str
     sequence: TokenSequence
-    mask: GivenMask | None
+    masks: GivenMasks | None
     bad_words_token_ids: Sequence[Sequence[int]]
     end_token_id: int
     seed: int
@@ -62,9 +64,9 @@ class RunningRequest:
         self.seed, self.error, self.sequence.variant = earlier.seed, earlier.error, earlier.sequence.variant
         self._prompt_logprobs = earlier._prompt_logprobs
 
-    def add_token(self, token_id: int) -> None:
-        """Takes in a token that was sampled, of the oldest step in flight that samples for it."""
-        self.sequence.output_token_ids.append(token_id)
+    def add_tokens(self, token_ids: Sequence[int]) -> None:
+        """Takes in what was sampled, by the oldest step in flight that samples for it."""
+        self.sequence.output_token_ids += token_ids
         self.sequence.num_inflight_tokens -= 1
 
     def add_prompt_logprobs(self, start: int, logprobs: TokenLogprobs[np.ndarray]) -> None:
@@ -108,6 +110,7 @@ class RequestTable:
     Args:
       vocab_size: V.
       num_spans: Of the model's layers; all have the same block table.
+      num_state_slots: Slots for recurrent states, as many as requests run at once; None: no layer has any.
       seed: Of requests that bring none.
       logprobs_mode: What a log-probability is.
       adapters: Those that requests may have; None: they have none.
@@ -118,11 +121,13 @@ class RequestTable:
         *,
         vocab_size: int,
         num_spans: int,
+        num_state_slots: int | None = None,
         seed: int,
         logprobs_mode: LogprobsMode,
         adapters: AdapterTable | None = None,
     ) -> None:
         self._vocab_size, self._num_spans = vocab_size, num_spans
+        self._states = None if num_state_slots is None else RequestStates(num_state_slots)
         self._adapters = adapters
         self._seed = seed
         self._logprobs_mode: LogprobsMode = logprobs_mode
@@ -133,6 +138,10 @@ class RequestTable:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
+    def get(self, request_id: str) -> RunningRequest | None:
+        """The request of this id, unless it has ended."""
+        return self._requests.get(request_id)
+
     def __len__(self) -> int:
         return len(self._requests)
 
@@ -140,22 +149,31 @@ class RequestTable:
         """Takes in what the scheduler says of its requests: those that ended, then those that are new or changed."""
         for request_id in output.finished_req_ids:
             self._remove(request_id)
+        if self._states is not None:
+            for request_id in output.preempted_req_ids or ():
+                self._states.give_back(request_id)
         for new in output.scheduled_new_reqs:
             self._add(new)
         cached = output.scheduled_cached_reqs
         for index in range(len(cached.req_ids)):
             self._change(cached, index)
 
-    def schedule(self, num_tokens: Mapping[str, int]) -> list[ScheduledRequest]:
-        """The requests of a step, decodes first, as the runner wants them.
+    def schedule(
+        self, num_tokens: Mapping[str, int], drafts: Mapping[str, Sequence[int]] = MappingProxyType({})
+    ) -> list[ScheduledRequest]:
+        """The requests of a step, decodes first, then those with drafts, as the runner wants them.
 
         Args:
-          num_tokens: How many each computes, by its id.
+          num_tokens: How many each computes, drafts included, by its id.
+          drafts: Guesses at the next tokens of some, by their ids.
         """
-        scheduled = [self._scheduled(self._requests[request_id], number) for request_id, number in num_tokens.items()]
+        scheduled = [
+            self._scheduled(self._requests[request_id], number, tuple(drafts.get(request_id, ())))
+            for request_id, number in num_tokens.items()
+        ]
         if self._adapters is not None and scheduled:
             self._adapters.place({each.entry.sequence.variant for each in scheduled} - {NO_ADAPTER})
-        return sorted(scheduled, key=lambda each: not each.is_decode)
+        return sorted(scheduled, key=lambda each: (not each.is_decode, not each.entry.draft_token_ids))
 
     def sampler_waits(self, scheduled: ScheduledRequest) -> bool:
         """Whether the sampler of its step needs a mask, or a token in flight, that is not known yet."""
@@ -163,14 +181,16 @@ class RequestTable:
         if not entry.samples:
             return False
         is_behind = scheduled.is_ahead and self.sampling[entry.sequence.seq_id].needs_newest_token
-        return request.mask is not None or is_behind
+        return request.masks is not None or is_behind
 
-    def _scheduled(self, request: RunningRequest, num_tokens: int) -> ScheduledRequest:
+    def _scheduled(self, request: RunningRequest, num_tokens: int, drafts: tuple[int, ...]) -> ScheduledRequest:
         sequence = request.sequence
         start, is_ahead = sequence.num_computed_tokens, sequence.num_inflight_tokens > 0
         sequence.num_computed_tokens = stop = start + num_tokens
         num_known = sequence.num_tokens_with_inflight
-        entry = ScheduledSequence(sequence, start, num_tokens, samples=stop == num_known)
+        state = None if self._states is None else self._states.step(request.request_id, start, num_tokens)
+        samples = stop - len(drafts) == num_known
+        entry = ScheduledSequence(sequence, start, num_tokens, samples=samples, state=state, draft_token_ids=drafts)
         is_decode = entry.samples and num_tokens == 1 and num_known > sequence.num_prompt_tokens
         sequence.num_inflight_tokens += entry.samples
         return ScheduledRequest(request, entry, is_decode, is_ahead)
@@ -187,7 +207,7 @@ class RequestTable:
         request = RunningRequest(
             new.req_id,
             self._make_sequence(SequenceId(new.req_id), params, prompt_token_ids, output_token_ids, block_ids),
-            None if new.sampling_params.structured_outputs is None else GivenMask(self._vocab_size),
+            None if new.sampling_params.structured_outputs is None else GivenMasks(self._vocab_size),
             bad_words_token_ids=new.sampling_params.bad_words_token_ids or [],
             end_token_id=min(new.sampling_params.all_stop_token_ids, default=0),
             seed=draw_seed(self._seed, self._num_requests) if params.seed is None else params.seed,
@@ -242,7 +262,7 @@ class RequestTable:
             max_total_tokens=0,  # when it ends is the scheduler's affair, as is its order
             arrival=0,
             output_token_ids=output_token_ids,
-            block_tables=[BlockTable(array("i", block_ids))] * self._num_spans,
+            block_tables=[BlockTable(array("i", block_ids))] * max(1, self._num_spans),
         )
 
     def _prepare_sampling(self, request: RunningRequest) -> None:
@@ -256,7 +276,7 @@ class RequestTable:
         )
         try:
             # Its end-of-sequence tokens are among the parameters' stop tokens.
-            sampling = make(params, bad_words_token_ids=request.bad_words_token_ids, grammar=request.mask)
+            sampling = make(params, bad_words_token_ids=request.bad_words_token_ids, grammar=request.masks)
         except RequestError as error:
             request.error = error
             sampling = make(SamplingParams(temperature=0.0, logprobs=params.logprobs))
@@ -266,4 +286,6 @@ class RequestTable:
         request = self._requests.pop(request_id, None)
         if request is not None and self._adapters is not None:
             self._adapters.end(request.sequence.variant)
+        if self._states is not None:
+            self._states.give_back(request_id)
         self.sampling.pop(SequenceId(request_id), None)

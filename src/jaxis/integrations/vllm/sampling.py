@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,8 +89,8 @@ def translate_params(params: Any, logprobs_mode: LogprobsMode | None = None) -> 
     )
 
 
-class GivenMask:
-    """A `Matcher` whose grammar is followed elsewhere: each step brings the mask of the next token.
+class GivenMasks:
+    """A `Matcher` whose grammar is followed elsewhere: each step brings the masks of the next token and after drafts.
 
     Attributes:
       param: See `Matcher`.
@@ -105,34 +106,41 @@ class GivenMask:
     is_complete = False
 
     def __init__(self, vocab_size: int) -> None:
-        self._mask = np.zeros(-(-vocab_size // 32), np.int32)
+        self._masks = np.zeros((1, -(-vocab_size // 32)), np.int32)
         self._spare_bits = -vocab_size % 32
+        self._num_followed = 0
+        self._first_draft: int | None = None  # of a fork: how many tokens come before the drafts that it follows
 
-    def set_mask(self, row: np.ndarray | None) -> None:
-        """Takes the mask of the next token.
+    def set_masks(self, rows: np.ndarray | None) -> None:
+        """Takes the masks of a step.
 
         Args:
-          row: int32 [W], bit i % 32 of word i / 32 for token i. A tokenizer may have fewer tokens than the model, which
-            are then forbidden, or more, which the model cannot sample. None allows all.
+          rows: int32 [1 + drafts, W], bit i % 32 of word i / 32 for token i; the first for the next token, then one
+            after each draft. A tokenizer may have fewer tokens than the model, which are then forbidden, or more, which
+            the model cannot sample. None allows all.
         """
-        mask = np.full_like(self._mask, -1 if row is None else 0)
-        if row is not None:
-            width = min(len(row), len(mask))
-            mask[:width] = row[:width]
+        num_rows, num_words = 1 if rows is None else len(rows), self._masks.shape[1]
+        masks = np.full((num_rows, num_words), -1 if rows is None else 0, np.int32)
+        if rows is not None:
+            width = min(rows.shape[1], num_words)
+            masks[:, :width] = rows[:, :width]
         if self._spare_bits:
-            mask[-1] &= np.int32((1 << (32 - self._spare_bits)) - 1)
-        self._mask = mask
+            masks[:, -1] &= np.int32((1 << (32 - self._spare_bits)) - 1)
+        self._masks = masks
 
-    def fork(self) -> GivenMask:
-        """See `Matcher`."""
-        raise NotImplementedError("masks of drafts are not followed here")
+    def fork(self) -> GivenMasks:
+        """See `Matcher`; what a fork follows are drafts."""
+        fork = copy.copy(self)
+        fork._first_draft = self._num_followed
+        return fork
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
-        """See `Matcher`; the scheduler follows the output."""
+        """See `Matcher`; the scheduler follows the output itself."""
+        self._num_followed = len(output_token_ids)
 
     def token_mask(self) -> np.ndarray:
         """See `Matcher`."""
-        return self._mask
+        return self._masks[0 if self._first_draft is None else self._num_followed - self._first_draft]
 
     def favored_token(self) -> int | None:
         """See `Matcher`."""

@@ -17,10 +17,12 @@ from jaxis.engine.execution.device_room import DeviceRoom
 from jaxis.engine.execution.kv_cache import on_devices, unit_bytes
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.runner import Runner
+from jaxis.engine.execution.state_cache import num_state_slots
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.opened_model import open_model
 from jaxis.engine.room_setup import cache_bytes_beside
 from jaxis.errors import ConfigError, EngineError
+from jaxis.host.byte_size import human_bytes
 from jaxis.host.progress import ProgressDisplay
 from jaxis.integrations.vllm.adapters import AdapterTable
 from jaxis.integrations.vllm.config_checks import engine_arguments
@@ -31,9 +33,11 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 logger = init_logger("vllm.jaxis")  # vLLM shows what is below its own name
+
+BYTES_OF_COUNTED_TOKEN = 2  # the fewest that vLLM allows
 
 
 class JaxisWorker(WorkerBase):
@@ -54,15 +58,15 @@ class JaxisWorker(WorkerBase):
             raise ConfigError("load_dummy_weights is not supported: give load_format='dummy'")
         self._loaded: LoadedModel = self._opened.load(self._args, self._meshes, self._progress)
         [model], config = self._loaded.models, self._loaded.vllm_config
-        per_block, per_slot = unit_bytes(
-            on_devices(cache_specs(model, config), self._meshes[0]), config, self._meshes[0]
-        )
-        if per_slot or not per_block:
-            raise ConfigError(
-                f"{self.model_config.model} has layers with a recurrent state, which are not supported inside vLLM: "
-                "use jaxis serve"
-            )
-        self._block_bytes = sum(per_block.values())
+        mesh = self._meshes[0]
+        per_block, per_slot = unit_bytes(on_devices(cache_specs(model, config), mesh), config, mesh)
+        # Without attention, blocks only count vLLM's tokens.
+        self._block_bytes = sum(per_block.values()) or BYTES_OF_COUNTED_TOKEN * config.cache_config.block_size
+        memory = cache_bytes_beside(self._room, self._args, self._loaded)
+        self._cache_bytes = cache_memory(config, mesh) if memory is None else memory
+        self._state_bytes = 0
+        if per_slot:
+            self._prepare_for_states(per_slot, attends=bool(per_block))
         device = self._meshes[0].devices.flat[0]
         logger.info(
             "jaxis has the model on %s: %s, activations %s, blocks of %d tokens and %d bytes",
@@ -72,6 +76,26 @@ class JaxisWorker(WorkerBase):
             config.cache_config.block_size,
             self._block_bytes,
         )
+
+    def _prepare_for_states(self, per_slot: int, *, attends: bool) -> None:
+        config = self._loaded.vllm_config
+        wanted = config.scheduler_config.max_num_seqs
+        room = num_state_slots(config, per_slot, self._cache_bytes, attends=attends)
+        if room < wanted:
+            raise ConfigError(
+                f"max_num_seqs={wanted} sequences have recurrent states of {human_bytes(wanted * per_slot)}, and the "
+                f"caches have room for {room}: give max_num_seqs={room}, or a larger kv_cache_memory_bytes"
+            )
+        if self.vllm_config.speculative_config is not None:
+            raise ConfigError(
+                f"speculative_config: {self.model_config.model} has layers with a recurrent state, from which drafts "
+                "that were wrong cannot be taken out inside vLLM: leave it out, or use jaxis serve"
+            )
+        self._state_bytes = room * per_slot
+        if self.cache_config.enable_prefix_caching:
+            # The scheduler, which is made after this, would find blocks again, and not the states after them.
+            self.cache_config.enable_prefix_caching = False
+            logger.info("jaxis switches vLLM's prefix cache off: the model has layers with a recurrent state")
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         """One layer that stands for all: its page has the bytes of a block in every layer, so vLLM counts right."""
@@ -90,8 +114,7 @@ class JaxisWorker(WorkerBase):
         config = self._loaded.vllm_config
         tokens = config.scheduler_config.max_num_seqs * config.model_config.max_model_len
         useful = 1 + -(-tokens // config.cache_config.block_size)  # vLLM never uses the first block
-        memory = cache_bytes_beside(self._room, self._args, self._loaded)
-        return min(cache_memory(config, self._meshes[0]) if memory is None else memory, useful * self._block_bytes)
+        return min(self._cache_bytes - self._state_bytes, useful * self._block_bytes)
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """vLLM has shortened the context to what the caches hold."""
@@ -99,7 +122,7 @@ class JaxisWorker(WorkerBase):
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Makes the caches, of as many blocks as vLLM's scheduler counts."""
-        executor = self._loaded.executor(num_blocks=kv_cache_config.num_blocks)
+        executor = self._loaded.executor(self._cache_bytes, num_blocks=kv_cache_config.num_blocks)
         _ = self._room.fill(executor, logger.info)
         programs = Programs(executor, self._progress.compiling)
         self._runner = ModelRunner(Runner(self._loaded.vllm_config, programs), self.vllm_config)
@@ -141,8 +164,9 @@ class JaxisWorker(WorkerBase):
             raise ConfigError("adapters need enable_lora=True (--enable-lora)")
         return adapters
 
-    def take_draft_token_ids(self) -> None:
-        """Nothing drafts."""
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """Guesses at what comes after the step that was sampled last."""
+        return self._runner.take_drafts()
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """What the model does."""
