@@ -254,17 +254,17 @@ JAXIS_INLINE void add_dots(const uint8_t* x, const uint8_t* unit, int half, Byte
 // Steps [kFirst, kLast) of a unit, times a row at `x`.
 template <CodeKind kKind, int kFirst, int kLast>
 JAXIS_INLINE void add_columns(const float* x, const uint8_t* unit, int half, ByteTable bytes, FloatTable levels,
-                              const CodeZero (&zeros)[kHalves], F32x16 (&sum)[kHalves]) {
+                              const CodeZero (&zeros)[kRowHalves], F32x16 (&sum)[kRowHalves]) {
 #pragma GCC unroll 8
   for (int step = kFirst; step < kLast; ++step, x += 4) {
-    Bytes64 codes[kHalves];
+    Bytes64 codes[kRowHalves];
 #pragma GCC unroll 2
-    for (int h = 0; h < kHalves; ++h) codes[h] = load_codes<kKind>(unit, step, half + h, bytes);
+    for (int h = 0; h < kRowHalves; ++h) codes[h] = load_codes<kKind>(unit, step, half + h, bytes);
 #pragma GCC unroll 4
     for (int column = 0; column < 4; ++column) {
       const F32x16 value = broadcast(x[column]);
 #pragma GCC unroll 2
-      for (int h = 0; h < kHalves; ++h) {
+      for (int h = 0; h < kRowHalves; ++h) {
         sum[h] = fma(value, load_code_column<kKind>(codes[h], column, zeros[h], levels), sum[h]);
       }
     }
@@ -337,7 +337,8 @@ constexpr bool is_compiled(CodeKind kind, KnownLayout layout) {
 inline bool has_layout(const CodeReader& r, KnownLayout layout) {
   const LayoutNumbers known = numbers_of(layout);
   return r.scale == known.scale && r.minimum == known.minimum && r.super_scale == known.super_scale &&
-         r.layout.groups_per_span == known.groups_per_span && r.layout.units_per_span == 1 && !r.has_zero_points;
+         r.layout.groups_per_span == known.groups_per_span && r.layout.units_per_span == 1 && !r.has_zero_points &&
+         (known.minimum == ScaleType::kNone || r.zero == 0);
 }
 
 // The same reader, with what is known as constants.
@@ -351,6 +352,7 @@ JAXIS_INLINE CodeReader with_known_layout(const CodeReader& reader) {
     r.minimum = known.minimum;
     r.super_scale = known.super_scale;
     r.has_zero_points = false;
+    if (r.has_minima()) r.zero = 0;
     CodeLayout& l = r.layout;
     l.span = kUnit;
     l.groups_per_span = known.groups_per_span;
@@ -437,41 +439,41 @@ void micro_stored_f32(const float* x, const float* sums, const CodeReader& reade
   const ByteTable bytes = load_byte_table(r.byte_levels);
   const FloatTable levels = load_float_table(r.float_levels);
   const int64_t groups_per_span = r.layout.groups_per_span, units = r.layout.units_per_span;
-  for (int half = 0; half < 2; half += kHalves) {
-    F32x16 total[kHalves];
-    for (int h = 0; h < kHalves; ++h) total[h] = zero();
+  for (int half = 0; half < 2; half += kRowHalves) {
+    F32x16 total[kRowHalves];
+    for (int h = 0; h < kRowHalves; ++h) total[h] = zero();
     const float* xi = x;
-    for_each_span<kHalves>(
+    for_each_span<kRowHalves>(
         r, panel, half,
-        [&](const uint8_t* span, int64_t s, const SuperNumbers(&super)[kHalves]) __attribute__((always_inline)) {
+        [&](const uint8_t* span, int64_t s, const SuperNumbers(&super)[kRowHalves]) __attribute__((always_inline)) {
           const uint8_t* unit = span + r.layout.unit_at;
           prefetch(span);  // its numbers; the units come below
-          F32x16 scales[kHalves], sum[kHalves];
-          CodeZero zeros[kHalves];
+          F32x16 scales[kRowHalves], sum[kRowHalves];
+          CodeZero zeros[kRowHalves];
           const auto begin_group = [&](int64_t g) __attribute__((always_inline)) {
 #pragma GCC unroll 2
-            for (int h = 0; h < kHalves; ++h) {
+            for (int h = 0; h < kRowHalves; ++h) {
               scales[h] = load_scale(r, super[h], span, g, half + h);
               zeros[h] = code_zero(load_zero(r, span, g, half + h));
             }
           };
           const auto begin_sum = [&]() __attribute__((always_inline)) {
-            for (int h = 0; h < kHalves; ++h) sum[h] = zero();
+            for (int h = 0; h < kRowHalves; ++h) sum[h] = zero();
           };
           const auto end_sum = [&]() __attribute__((always_inline)) {
-            for (int h = 0; h < kHalves; ++h) total[h] = fma(sum[h], scales[h], total[h]);
+            for (int h = 0; h < kRowHalves; ++h) total[h] = fma(sum[h], scales[h], total[h]);
           };
           const auto end_group = [&](int64_t g) __attribute__((always_inline)) {
             if (!r.has_minima()) return;
             const F32x16 of_x = broadcast(sums[s * groups_per_span + g]);
-            for (int h = 0; h < kHalves; ++h) {
+            for (int h = 0; h < kRowHalves; ++h) {
               total[h] = fma(load_minimum(r, super[h], span, g, half + h), of_x, total[h]);
             }
           };
           begin_group(0);
           if (groups_per_span == 1) {
             for (int64_t u = 0; u < units; ++u, unit += r.layout.unit_bytes, xi += kUnit) {
-              prefetch_unit<kKind, kHalves>(unit, half);
+              prefetch_unit<kKind, kRowHalves>(unit, half);
               begin_sum();
               add_columns<kKind, 0, kUnitSteps>(xi, unit, half, bytes, levels, zeros, sum);
               end_sum();
@@ -480,7 +482,7 @@ void micro_stored_f32(const float* x, const float* sums, const CodeReader& reade
             return;
           }
           constexpr int kLater = kUnitSteps / 2;
-          prefetch_unit<kKind, kHalves>(unit, half);
+          prefetch_unit<kKind, kRowHalves>(unit, half);
           begin_sum();
           add_columns<kKind, 0, kLater>(xi, unit, half, bytes, levels, zeros, sum);
           end_sum();
@@ -492,7 +494,7 @@ void micro_stored_f32(const float* x, const float* sums, const CodeReader& reade
           end_group(1);
           xi += kUnit;
         });
-    for (int h = 0; h < kHalves; ++h) store(c + (half + h) * kLanes, total[h]);
+    for (int h = 0; h < kRowHalves; ++h) store(c + (half + h) * kLanes, total[h]);
   }
 }
 
@@ -512,32 +514,32 @@ template <int R>
 void micro_codes_f32(const float* x, const float* sums, const FloatColumns& w, float* c, bool first) {
   const int64_t chunk = w.chunk(), groups = w.spans * w.groups_per_span;
   const int64_t chunks_per_group = w.units_per_span;  // 1 where there are two groups a span
-  for (int half = 0; half < 2; half += kHalves) {
+  for (int half = 0; half < 2; half += kRowHalves) {
     const float* xi = x;
     const float* wi = w.values + half * kLanes;
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t at = g * kPanelRows + half * kLanes;
       for (int64_t i = 0; i < chunks_per_group; ++i) {
-        F32x16 sum[R][kHalves];
+        F32x16 sum[R][kRowHalves];
         for (int r = 0; r < R; ++r) {
-          for (int h = 0; h < kHalves; ++h) sum[r][h] = zero();
+          for (int h = 0; h < kRowHalves; ++h) sum[r][h] = zero();
         }
 #pragma GCC unroll 4
         for (int64_t column = 0; column < chunk; ++column, wi += kPanelRows, xi += R) {
-          F32x16 weights[kHalves];
+          F32x16 weights[kRowHalves];
 #pragma GCC unroll 2
-          for (int h = 0; h < kHalves; ++h) weights[h] = load(wi + h * kLanes);
+          for (int h = 0; h < kRowHalves; ++h) weights[h] = load(wi + h * kLanes);
 #pragma GCC unroll 12
           for (int r = 0; r < R; ++r) {
             const F32x16 value = broadcast(xi[r]);
 #pragma GCC unroll 2
-            for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, weights[h], sum[r][h]);
+            for (int h = 0; h < kRowHalves; ++h) sum[r][h] = fma(value, weights[h], sum[r][h]);
           }
         }
         const bool is_new = first && g == 0 && i == 0;
         const bool has_minima = w.minima != nullptr && i == chunks_per_group - 1;
 #pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) {
+        for (int h = 0; h < kRowHalves; ++h) {
           const F32x16 scales = load(w.scales + at + h * kLanes);
           const F32x16 minima = has_minima ? load(w.minima + at + h * kLanes) : zero();
           float* to = c + (half + h) * kLanes;

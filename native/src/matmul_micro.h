@@ -14,7 +14,7 @@
 namespace jaxis::JAXIS_ISA {
 
 // Registers decide how many rows at most, and how many of a panel's two halves, are worked on at once; of a single row
-// of integers kRowHalves.
+// of integers, or times integers, kRowHalves.
 #if defined(JAXIS_SIMD_AVX512)
 constexpr int kHalves = 2;
 constexpr int kMaxRows = 12;
@@ -386,21 +386,21 @@ inline void micro_stored_int8_rows(const QuantizedRows& x, const Int8Panel& w, f
 // A row x [k], not quantized, times w without its scales -> c [32].
 inline void micro_int8_f32(const float* x, const Int8Panel& w, int64_t k, float* c) {
   const CodeZero zero_point = code_zero(broadcast(128.0f));
-  for (int half = 0; half < 2; half += kHalves) {
-    F32x16 sum[kHalves];
-    for (int h = 0; h < kHalves; ++h) sum[h] = zero();
+  for (int half = 0; half < 2; half += kRowHalves) {
+    F32x16 sum[kRowHalves];
+    for (int h = 0; h < kRowHalves; ++h) sum[h] = zero();
     const uint8_t* wi = w.values + half * 64;
     const auto step = [&](const float* four, int64_t columns) __attribute__((always_inline)) {
-      Bytes64 codes[kHalves];
+      Bytes64 codes[kRowHalves];
       prefetch(wi);
       prefetch(wi + 64);
 #pragma GCC unroll 2
-      for (int h = 0; h < kHalves; ++h) codes[h] = load_bytes(wi + h * 64);
+      for (int h = 0; h < kRowHalves; ++h) codes[h] = load_bytes(wi + h * 64);
 #pragma GCC unroll 4
       for (int column = 0; column < 4; ++column) {
         if (column >= columns) break;
 #pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) {
+        for (int h = 0; h < kRowHalves; ++h) {
           sum[h] = fma(broadcast(four[column]), code_column(codes[h], column, zero_point), sum[h]);
         }
       }
@@ -409,7 +409,7 @@ inline void micro_int8_f32(const float* x, const Int8Panel& w, int64_t k, float*
     int64_t i = 0;
     for (; i + 4 <= k; i += 4) step(x + i, 4);
     if (i < k) step(x + i, k - i);
-    for (int h = 0; h < kHalves; ++h) store(c + (half + h) * kLanes, sum[h]);
+    for (int h = 0; h < kRowHalves; ++h) store(c + (half + h) * kLanes, sum[h]);
   }
 }
 
