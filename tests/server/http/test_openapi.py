@@ -51,7 +51,7 @@ EVENT_STREAMS = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v
 def document(serve):
     """The document of a server with a key, and its address."""
     server = serve(api_keys=("secret",))
-    document = schemathesis.openapi.from_url(f"{server.url}/openapi.json", headers=KEY)
+    document = schemathesis.openapi.from_url(f"{server.url}/openapi.json", headers=KEY, timeout=60)
     return document, server
 
 
