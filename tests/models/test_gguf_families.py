@@ -49,6 +49,8 @@ CHANGES = {
     "SmolLM3": {"no_rope_layers": [1, 1, 1, 0]},
     "Gemma": {"attention_bias": False},
     "LFM2": {"conv_bias": False},
+    "OLMoE": {"norm_topk_prob": False},
+    "Qwen2 MoE": {"mlp_only_layers": []},
     "LFM2 MoE": {"routed_scaling_factor": 1.0},
 }
 LEFT_OUT = {
@@ -58,6 +60,7 @@ LEFT_OUT = {
     "Llama 4, dense layers between, no norms": "llama.cpp has norms and temperatures by the model's size",
     "DeepSeek V3, half-split rope, biases": "llama.cpp has neither",
     "StarCoder, heads of their own": "llama.cpp's converter does not write it",
+    "Granite 3, windows": "llama.cpp's Granite has none",
     "Falcon RW": "llama.cpp's Falcon has a rope",
 }
 

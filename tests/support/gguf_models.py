@@ -67,6 +67,11 @@ ARCHITECTURES = {
     "ExaoneForCausalLM": "exaone",
     "NemotronForCausalLM": "nemotron",
     "GlmForCausalLM": "chatglm",
+    "ArceeForCausalLM": "arcee",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Exaone4ForCausalLM": "exaone4",
+    "OlmoeForCausalLM": "olmoe",
+    "Qwen2MoeForCausalLM": "qwen2moe",
 }
 _USUAL_KEYS = {
     **dict.fromkeys(("n_embd", "d_model"), "hidden_size"),
@@ -415,6 +420,17 @@ def _exaone_keys(config: dict, *_: Any) -> dict[str, Any]:
     }
 
 
+def _exaone4_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return _olmo2_keys(config) if config.get("sliding_window") else {}
+
+
+def _qwen2moe_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"],
+    }
+
+
 def _no_keys(*_: Any) -> dict[str, Any]:
     return {}
 
@@ -463,6 +479,11 @@ _SPECIAL_KEYS = {
     "qwen35moe": _qwen35_keys,
     "lfm2": _lfm2_keys,
     "lfm2moe": _lfm2_keys,
+    "arcee": _llama_keys,
+    "ernie4_5": _no_keys,
+    "exaone4": _exaone4_keys,
+    "olmoe": _no_keys,
+    "qwen2moe": _qwen2moe_keys,
 }
 
 
@@ -472,7 +493,7 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
     tensors = _stacked_experts(_split_fused_experts(tensors, architecture))
     if config.get("tie_word_embeddings"):
         tensors.pop("lm_head.weight", None)
-    if architecture in ("llama", "granite", "mistral3", "smollm3"):
+    if architecture in ("llama", "granite", "mistral3", "smollm3", "arcee"):
         for name in tensors:
             if re.search(r"\.[qk]_proj\.(weight|bias)$", name):
                 tensors[name] = _permute(tensors[name], kv_heads if ".k_proj" in name else heads)

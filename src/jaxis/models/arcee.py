@@ -29,4 +29,6 @@ class ArceeForCausalLM(CausalLM):
     layer_class = ArceeDecoderLayer
 
 
-FAMILY = Family("Arcee AFM-4.5B", (ArceeForCausalLM,), "a feed-forward block without a gate, squared ReLU")
+FAMILY = Family(
+    "Arcee AFM-4.5B", (ArceeForCausalLM,), "a feed-forward block without a gate, squared ReLU", gguf=("arcee",)
+)

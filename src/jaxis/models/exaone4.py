@@ -47,4 +47,5 @@ FAMILY = Family(
     (Exaone4ForCausalLM, Exaone4_5_ForConditionalGeneration),
     "norms after attention and feed-forward, and on heads; a window and RoPE in three of four layers and "
     "neither in the fourth, or RoPE everywhere",
+    gguf=("exaone4",),
 )

@@ -36,4 +36,4 @@ class OlmoeForCausalLM(CausalLM):
         config.expect("clip_qkv", None)
 
 
-FAMILY = Family("OLMoE", (OlmoeForCausalLM,), "64 experts, 8 per token; norms on all heads together")
+FAMILY = Family("OLMoE", (OlmoeForCausalLM,), "64 experts, 8 per token; norms on all heads together", gguf=("olmoe",))

@@ -44,4 +44,5 @@ FAMILY = Family(
     "Qwen1.5 MoE, Qwen2 MoE",
     (Qwen2MoeForCausalLM,),
     "biases on queries, keys and values; a shared expert behind a gate",
+    gguf=("qwen2moe",),
 )

@@ -256,7 +256,7 @@ def write_keys(path, architecture="llama", **keys):
 @pytest.mark.parametrize(
     ("architecture", "keys", "message"),
     [
-        ("mamba", {}, "has the architecture 'mamba'; supported in GGUF files: bert, bloom, chatglm,"),
+        ("mamba", {}, "has the architecture 'mamba'; supported in GGUF files: arcee, bert, bloom,"),
         ("clip", {}, "is the vision part of a model"),
         ("llama", {"type": "adapter"}, "is not a language model but of the type 'adapter'"),
         ("llama", {"type": "mmproj"}, "is not a language model but of the type 'mmproj'"),

@@ -115,6 +115,10 @@ def _packed(attention: str, output: str, up: str, down: str) -> dict[str, str]:
 
 
 _BLOOM = _packed("self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+_SHARED_EXPERT = {
+    **{f"ffn_{each}_shexp": f"mlp.shared_expert.{each}_proj" for each in ("gate", "up", "down")},
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
 _LLAMA_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 # By `general.architecture`; "mixtral" is a llama with experts.
@@ -187,12 +191,7 @@ NAMES: Mapping[str, ArchitectureNames] = {
     ),
     "qwen35": ArchitectureNames(block={**_QWEN35, **_MLP}, adds_one_to_norms=True),
     "qwen35moe": ArchitectureNames(
-        block={
-            **_QWEN35,
-            **_ROUTER,
-            **{f"ffn_{each}_shexp": f"mlp.shared_expert.{each}_proj" for each in ("gate", "up", "down")},
-            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        },
+        block={**_QWEN35, **_ROUTER, **_SHARED_EXPERT},
         adds_one_to_norms=True,
     ),
     "lfm2": ArchitectureNames(block=_SHORT_CONVOLUTIONS, norm="model.embedding_norm"),
@@ -298,6 +297,19 @@ NAMES: Mapping[str, ArchitectureNames] = {
     ),
     "nemotron": ArchitectureNames(block=_LLAMA, adds_one_to_norms=True),
     "chatglm": ArchitectureNames(block={**_LLAMA, "ffn_up": "mlp.gate_up_proj"}),
+    "arcee": ArchitectureNames(block=_LLAMA, permutes_rope=True),
+    "ernie4_5": ArchitectureNames(block=_LLAMA),
+    "exaone4": ArchitectureNames(
+        block={
+            **{name: target for name, target in _ATTENTION.items() if name != "attn_norm"},
+            **_HEAD_NORMS,
+            **_MLP,
+            "post_attention_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        }
+    ),
+    "olmoe": ArchitectureNames(block={**_LLAMA, **_HEAD_NORMS, **_ROUTER}),
+    "qwen2moe": ArchitectureNames(block={**_LLAMA, **_ROUTER, **_SHARED_EXPERT}),
     "bert": ArchitectureNames(
         block={
             "attn_q": "attention.self.query",

@@ -17,6 +17,7 @@ from jaxis.loading.gguf.config_reader import FULL, SLIDING, ConfigReader, ReadTe
 from jaxis.loading.gguf.container import GGUFTensor
 from jaxis.loading.gguf.encoder_config import bert, nomic_bert, pooling_values
 from jaxis.loading.gguf.hybrid_config import lfm2, lfm2moe, qwen35, qwen35moe
+from jaxis.loading.gguf.later_config import LATER
 from jaxis.loading.gguf.names import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT
 from jaxis.loading.gguf.stored_part import Sizes
 
@@ -508,6 +509,7 @@ _FAMILIES: Mapping[str, Callable[[ConfigReader], Values]] = {
     "seed_oss": _seed_oss,
     "smollm3": _smollm3,
     **CLASSICS,
+    **LATER,
     "bert": bert,
     "nomic-bert": nomic_bert,
     "gemma-embedding": _gemma_embedding,
