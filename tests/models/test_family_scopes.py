@@ -53,7 +53,8 @@ WITHOUT_CONFIG = {
     # Of which no published config.json is here.
     *("AXK1ForCausalLM", "ExaoneForCausalLM", "FalconForCausalLM", "FlexOlmoForCausalLM", "FlintForCausalLM"),
     *("GPTJForCausalLM", "GPTNeoForCausalLM", "GPTNeoXForCausalLM", "Jais2ForCausalLM"),
-    *("GraniteMoeSWAForCausalLM", "GraniteMoeSharedForCausalLM", "NemotronForCausalLM", "OPTForCausalLM"),
+    *("GraniteMoeSWAForCausalLM", "GraniteMoeSharedForCausalLM", "NemotronForCausalLM"),
+    *("BailingMoeV2ForCausalLM", "Kolibri1ForCausalLM", "MiniCPMForCausalLM", "MiniCPM3ForCausalLM"),
     *("CodeGenForCausalLM", "OlmoForCausalLM", "PhiForCausalLM", "SolarOpenForCausalLM", "YoutuForCausalLM"),
 }
 

@@ -167,6 +167,10 @@ _MPT = {
 }
 _GROUPS = {"n_group": 4, "topk_group": 2}
 _NO_GROUPS = {"n_group": 1, "topk_group": 1}
+_MINICPM3 = {
+    **{"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 24},
+    **{"qk_rope_head_dim": 16, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 20},
+}
 # Far fewer tokens than the contexts that are compared have; heads enough that no score is 0 in all of them.
 _INDEXER = {"index_topk": 8, "index_n_heads": 18, "index_head_dim": 32}
 
@@ -748,6 +752,15 @@ FAMILIES = (
             **{"logits_scaling": 8.0, "attention_bias": True, "mlp_bias": True},
         },
     ),
+    Family(
+        "Granite 3, windows",
+        "GraniteSWAConfig",
+        {
+            **{"num_hidden_layers": 3, "sliding_window": 11, "layer_rope_theta": [10_000.0, 0, 500_000.0]},
+            **{"attention_multiplier": 0.2, "residual_multiplier": 0.22, "logits_scaling": 8.0},
+        },
+        architecture="GraniteForCausalLM",
+    ),
     Family("Gemma", "GemmaConfig", {"head_dim": 32, "num_key_value_heads": 1, "attention_bias": True}),
     Family("GLM-4 9B", "GlmConfig", {"head_dim": 32, "attention_bias": True, **_rope(partial_rotary_factor=0.5)}),
     Family("Arcee", "ArceeConfig", {"attention_bias": True, "mlp_bias": True, **_YARN}),
@@ -815,6 +828,14 @@ FAMILIES = (
     Family("StarCoder", "GPTBigCodeConfig", {**_GPT2, "n_inner": 96}),
     Family("StarCoder, heads of their own", "GPTBigCodeConfig", {**_GPT2, "multi_query": False}),
     Family("OPT", "OPTConfig", {**_ALL_HEADS, "ffn_dim": 96, "word_embed_proj_dim": 64, "intermediate_size": None}),
+    Family(
+        "OPT 350M",
+        "OPTConfig",
+        {
+            **_ALL_HEADS,
+            **{"ffn_dim": 96, "word_embed_proj_dim": 48, "intermediate_size": None, "do_layer_norm_before": False},
+        },
+    ),
     Family("Falcon 7B", "FalconConfig", {**_FALCON, "bias": True}),
     Family("Falcon 40B", "FalconConfig", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
     Family(
@@ -842,6 +863,39 @@ FAMILIES = (
         {**_FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
     ),
     Family("StableLM 12B", "StableLmConfig", {"use_parallel_residual": True, "qk_layernorm": True}),
+    Family(
+        "Rnj-1",
+        "Gemma3TextConfig",
+        {
+            **{"head_dim": 32, "query_pre_attn_scalar": 20, "final_logit_softcapping": 3.0, "sliding_window": 11},
+            **{"layer_types": ["full_attention"] * 2, **_rope_by_layer_type(_YARN["rope_parameters"])},
+        },
+        architecture="Rnj1ForCausalLM",
+    ),
+    Family("MiniCPM3", "MiniCPM3Config", _MINICPM3),
+    Family(
+        "MiniCPM",
+        "GraniteConfig",
+        {
+            **{"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 2**0.5, "logits_scaling": 64 / 20},
+            **{"attention_multiplier": 0.25, "tie_word_embeddings": True},
+        },
+        architecture="MiniCPMForCausalLM",
+    ),
+    Family(
+        "Kolibri 1",
+        "Kolibri1Config",
+        {
+            **{"num_hidden_layers": 5, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
+            **{"shared_expert_intermediate_size": 48, "head_dim": 24, "sliding_window": 11, "intermediate_size": None},
+        },
+    ),
+    Family(
+        "Ling 2",
+        "SarvamMoEConfig",
+        {**_ROUTED_EXPERTS, **_GROUPS, "n_shared_experts": 2, "head_dim": 32, "partial_rotary_factor": 0.5},
+        architecture="BailingMoeV2ForCausalLM",
+    ),
     Family("FlexOLMo", "FlexOlmoConfig", {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 40}),
     Family(
         "Flint",
@@ -867,6 +921,12 @@ FAMILIES = (
         other_parts=_SEES,
     ),
     Family("GLM-4.1V", "Glm4vConfig", _rope(partial_rotary_factor=0.5, mrope_section=[1, 1, 2]), other_parts=_SEES),
+    Family(
+        "PaddleOCR-VL",
+        "PaddleOCRVLConfig",
+        {"model_type": "paddleocr_vl_text", "head_dim": 16, **_rope(mrope_section=[2, 3, 3])},
+        other_parts=_SEES,
+    ),
     Family("GLM-OCR", "GlmOcrConfig", {"head_dim": 32, **_MROPE}, other_parts=_SEES),
     Family("GLM-4.5V", "Glm4vMoeConfig", {**_GLM_MOE, "head_dim": 32, **_MROPE}, other_parts=_SEES),
     Family("LFM2-VL", "Lfm2VlConfig", _LFM2_VL, other_parts=_SEES),
@@ -918,6 +978,7 @@ SLOW_NAMES = {
     *("GLM-4 9B", "Arcee", "CWM", "Helium", "VaultGemma", "Nemotron", "Jais 2", "StableLM"),
     *("StableLM, parallel", "GPT-NeoX, serial", "Youtu", "HyperCLOVA X", "Granite MoE Shared", "Ministral"),
     *("EXAONE", "Solar Open", "A.X K1", "StarCoder", "StarCoder, heads of their own", "Falcon 7B", "Falcon 11B"),
+    *("Granite 3, windows", "OPT 350M", "Rnj-1", "MiniCPM3", "MiniCPM", "Kolibri 1", "Ling 2", "PaddleOCR-VL"),
     *("CodeGen", "InternLM 2", "MPT", "Falcon RW", "StableLM 12B"),
     *("GPT-J", "FlexOLMo", "GPT-Neo", "Qwen2-VL", "GLM-4.1V", "GLM-OCR", "GLM-4.5V", "LFM2-VL", "LLaVA"),
     *("LLaVA-NeXT-Video", "LLaVA-OneVision", "ViP-LLaVA", "Voxtral", "Qwen2-Audio", "Llama 3.2 Vision"),
@@ -1053,7 +1114,17 @@ def _published_internlm2(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray
 
 
 _PUBLISHED_KEYS = {
-    "InternLM2ForCausalLM": {"model_type": "internlm2", "bias": False, "attention_bias": None, "mlp_bias": None}
+    "GraniteForCausalLM": {"model_type": "granite", "attention_sinks": True},
+    "MiniCPMForCausalLM": {
+        **{"model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 20},
+        **{"embedding_multiplier": None, "residual_multiplier": None, "logits_scaling": None},
+        **{"attention_multiplier": None, "mlp_bias": None},
+    },
+    "BailingMoeV2ForCausalLM": {
+        **{"model_type": "bailing_moe", "num_experts": 8, "num_shared_experts": 2, "use_qkv_bias": False},
+        **{"n_routed_experts": None, "n_shared_experts": None, "attention_bias": None},
+    },
+    "InternLM2ForCausalLM": {"model_type": "internlm2", "bias": False, "attention_bias": None, "mlp_bias": None},
 }
 _RENAMED = {
     "InternLM2ForCausalLM": _published_internlm2,
@@ -1088,6 +1159,12 @@ def reference_run(family: Family, length: int) -> tuple[np.ndarray, list[np.ndar
         hidden_states = result.hidden_states
         if family.config_class in ("FalconMambaConfig", "Mamba2Config"):  # which list what leaves each layer
             hidden_states = (model.get_input_embeddings()(input_ids), *hidden_states[:-2], hidden_states[-1])
+        if family.name == "OPT 350M":  # which lists what its last projection makes of it
+            states: list[torch.Tensor] = []
+            hook = model.model.decoder.project_out.register_forward_pre_hook(lambda _, args: states.append(args[0]))
+            model(input_ids, use_cache=False)
+            hook.remove()
+            hidden_states = (*hidden_states[:-1], *states)
         if family.config_class == "Gemma3nTextConfig":  # [A, 1, T, E], and those that leave the last layer
             states = (states.transpose(0, 2).transpose(0, 1) for states in hidden_states[:-1])
             hidden_states = (*states, model.model(input_ids, use_cache=False).last_hidden_state)

@@ -488,6 +488,13 @@ PUBLISHED: dict[str, Published] = {
         (1.28, "with embeddings"),
         2 * 16 * 16 * 128 * 2,
     ),
+    "opt-350m": Published(
+        "facebook/opt-350m",
+        "public scripts that write out the model's OPTConfig, among them EasyDeL 0.0.8's table of OPT's sizes",
+        0.331,
+        None,
+        2 * 24 * 16 * 64 * 2,
+    ),
     "phi-3-mini-4k": Published(
         "microsoft/Phi-3-mini-4k-instruct",
         "huggingface.co/GreenBitAI/Phi-3-mini-4k-instruct-layer-mix-bpw-2.2/blob/main/config.json, a copy",

@@ -44,11 +44,17 @@ def linear(
     )
 
 
-def embedding(scope: LayerScope, *, scale: float = 1.0) -> JaxEmbed:
-    """The token embeddings, of config.json's `vocab_size` and `hidden_size`, multiplied by `scale`."""
+def embedding(scope: LayerScope, num_features: int | None = None, *, scale: float = 1.0) -> JaxEmbed:
+    """The token embeddings, of config.json's `vocab_size`.
+
+    Args:
+      scope: The table's scope.
+      num_features: Size of an embedding; None means config.json's `hidden_size`.
+      scale: Multiplies the embeddings.
+    """
     return JaxEmbed(
         scope.config["vocab_size"],
-        scope.config["hidden_size"],
+        num_features or scope.config["hidden_size"],
         scope.rngs,
         scale=scale,
         dtype=scope.dtype,

@@ -51,6 +51,7 @@ class Routing:
       num_groups: The number of equally sized groups of consecutive experts.
       num_allowed_groups: A token's experts come from this many of the best groups.
       group_score: How groups are ranked: by their best expert ("max") or the sum of their best two ("top2_sum").
+      biases_logits: Whether a selection bias is added to logits, not to scores (Kolibri).
       float32_logits: Whether the router multiplies in float32 regardless of the model's type.
       scales_input: Whether a weight multiplies its expert's input rather than its output (Llama 4).
 
@@ -70,6 +71,7 @@ class Routing:
     num_groups: int = 1
     num_allowed_groups: int = 1
     group_score: str = "max"
+    biases_logits: bool = False
     float32_logits: bool = False
     scales_input: bool = False
 
@@ -124,7 +126,7 @@ def choose_experts(
     Args:
       routing: How experts are chosen.
       logits: [T, X], in any floating type.
-      selection_bias: float32 [X], added to the scores for choosing only; None for none.
+      selection_bias: float32 [X], added to the scores, or the logits, for choosing only; None for none.
 
     Returns:
       expert_ids i32 [T, k] and expert_weights float32 [T, k].
@@ -143,7 +145,7 @@ def _best(selection_bias: jax.Array | None, routing: Routing, logits: jax.Array)
     """The experts with the highest scores; see `choose_experts`."""
     scores = softmax(logits) if routing.score_function == "softmax" else in_whole_vectors(jax.nn.sigmoid, logits)
     if selection_bias is not None:
-        choice = scores + selection_bias
+        choice = (logits if routing.biases_logits else scores) + selection_bias
     elif routing.num_groups == 1:
         # Logits order like scores, but do not tie where scores round to equal values.
         choice = logits

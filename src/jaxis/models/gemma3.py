@@ -51,6 +51,8 @@ class Gemma3ForCausalLM(GemmaCausalLM):
         super().check_config(config)
         # The reference has the key but does not use it.
         config.expect("attn_logit_softcapping", None)
+        if isinstance(ropes := config.get("rope_parameters"), HFConfig):
+            ropes.ignore("sliding_attention", because="Rnj-1 has no layer with a window")
 
 
 class Gemma3ForConditionalGeneration(TextPart, Gemma3ForCausalLM):
@@ -63,8 +65,9 @@ class Gemma3ForConditionalGeneration(TextPart, Gemma3ForCausalLM):
 
 
 FAMILY = Family(
-    "Gemma 3",
+    "Gemma 3; Rnj-1",
     (Gemma3ForCausalLM, Gemma3ForConditionalGeneration),
     "a window in five of six layers, with its own RoPE; norms on heads; SigLIP's tower, whose rows see each other",
     gguf=("gemma3",),
+    other_names={"Rnj1ForCausalLM": Gemma3ForCausalLM},
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxis.config.checkpoint_values import value_of_either
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import layer_span, layer_type
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
@@ -37,11 +38,17 @@ class GptOssDecoderLayer(PreNormDecoderLayer):
                     renormalize=True,
                 ),
                 intermediate_size=config["intermediate_size"],
-                gated_unit=ClampedGLU(config.get("swiglu_limit", 7.0), config.get("swiglu_alpha", 1.702)),
+                gated_unit=ClampedGLU(config.get("swiglu_limit", 7.0), _alpha(config)),
                 use_bias=True,
                 stack_layout=StackLayout(transposed=True, interleaved=True),
             ),
         )
+
+
+def _alpha(config: HFConfig) -> float:
+    """The unit's factor, which config.json has under either of two names."""
+    names = [name for name in ("swiglu_alpha", "hidden_act_alpha") if name in config]
+    return value_of_either(config, *names) if names else 1.702
 
 
 class GptOssForCausalLM(CausalLM):

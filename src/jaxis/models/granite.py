@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxis.config.layer_types import SLIDING_ATTENTION
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
@@ -23,8 +24,16 @@ class GraniteSWADecoderLayer(GraniteDecoderLayer):
         super().__init__(scope, **granite_window_arguments(scope))
 
 
+def _layer(scope: LayerScope) -> GraniteDecoderLayer:
+    """The layer; that of Granite SWA in files which have its `layer_types` under the older name of the class."""
+    if SLIDING_ATTENTION not in scope.config.get("layer_types", ()):
+        return GraniteDecoderLayer(scope)
+    has_sinks = scope.config.get("attention_sinks", True)
+    return GraniteDecoderLayer(scope, **granite_window_arguments(scope) | {"use_sinks": has_sinks})
+
+
 class GraniteForCausalLM(GraniteCausalLM):
-    layer_class = GraniteDecoderLayer
+    layer_class = _layer
 
 
 class GraniteSWAForCausalLM(GraniteCausalLM):

@@ -1,40 +1,111 @@
-"""OPT (arXiv:2205.01068): learned positions, layer norms, biases, ReLU without a gate."""
+"""OPT (arXiv:2205.01068): learned positions, layer norms, biases, ReLU without a gate. 350M has its norms after each
+block, and embeddings smaller than the layers, with a projection at each end instead of a last norm."""
 
 from __future__ import annotations
 
+import jax
+
 from jaxis.config.hf_config import HFConfig
-from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.errors import ConfigError
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.decoder_layer import LayerCache, LayerOutput, PreNormDecoderLayer
 from jaxis.layers.embed import PositionEmbedding
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.leaves import linear
+from jaxis.layers.linear import JaxLinear
 from jaxis.layers.mlp import UngatedMLP, activation_function
+from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.decoder import CausalLM, DecoderModel, DecoderOptions, LayerClass
 from jaxis.models.common.family import Family
 from jaxis.models.common.layer_norms import biased_layer_norm
 
 
-class OPTDecoderLayer(PreNormDecoderLayer):
-    def __init__(self, scope: LayerScope) -> None:
-        super().__init__(
-            scope,
-            self_attn=GroupedQueryAttention(
-                scope / "self_attn",
-                num_kv_heads=scope.config["num_attention_heads"],
-                use_rope=False,
-                qkv_bias=True,
-                o_bias=True,
-            ),
-            mlp=UngatedMLP(
-                scope / "mlp", activation=activation_function(scope.config.get("hidden_act", "relu")), use_bias=True
-            ),
-            make_norm=biased_layer_norm,
-        )
+def _layer(scope: LayerScope) -> PreNormDecoderLayer | OPTPostNormDecoderLayer:
+    attention = GroupedQueryAttention(
+        scope / "self_attn",
+        num_kv_heads=scope.config["num_attention_heads"],
+        use_rope=False,
+        qkv_bias=True,
+        o_bias=True,
+    )
+    activation = activation_function(scope.config.get("hidden_act", "relu"))
+    mlp = UngatedMLP(scope / "mlp", activation=activation, use_bias=True)
+    if _is_350m(scope.config):
+        return OPTPostNormDecoderLayer(scope, self_attn=attention, mlp=mlp)
+    return PreNormDecoderLayer(scope, self_attn=attention, mlp=mlp, make_norm=biased_layer_norm)
+
+
+def _is_350m(config: HFConfig) -> bool:
+    return not config.get("do_layer_norm_before", True)
+
+
+class OPTPostNormDecoderLayer(JaxModule):
+    """`x = norm(x + self_attn(x))`
+    `x = norm(x + mlp(x))`
+
+    Args:
+      scope, self_attn, mlp: See `PreNormDecoderLayer`.
+    """
+
+    def __init__(self, scope: LayerScope, *, self_attn: GroupedQueryAttention, mlp: UngatedMLP) -> None:
+        self.self_attn = self_attn
+        self.input_layernorm = biased_layer_norm(scope)
+        self.mlp = mlp
+        self.post_attention_layernorm = biased_layer_norm(scope)
+
+    def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
+        """x [T, E] -> the updated cache (None without one) and [T, E]."""
+        kv_cache, attended = self.self_attn(kv_cache, x, metadata)
+        x = self.input_layernorm(x + attended)
+        return kv_cache, self.post_attention_layernorm(x + self.mlp(x, metadata))
+
+
+class OutputProjection(JaxLinear):
+    """A linear layer that sees only the tokens which are sampled from: adapters of requests refuse to change it."""
+
+
+class OPTModel(DecoderModel):
+    """The decoder; that of 350M has embeddings of `word_embed_proj_dim`, and no last norm."""
+
+    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
+        super().__init__(scope, layer_class, options)
+        self.project_in = self.project_out = None
+        if _is_350m(scope.config):
+            outer, inner = scope.config["word_embed_proj_dim"], scope.config["hidden_size"]
+            self.project_in = linear(scope / "project_in", outer, inner, axes=("embed", None))
+            self.project_out = OutputProjection(
+                inner,
+                outer,
+                scope.rngs,
+                use_bias=False,
+                dtype=scope.dtype,
+                kernel_axes=(None, "embed"),
+                quant_config=scope.quant_config,
+                prefix=(scope / "project_out").name_in_checkpoint,
+            )
+
+    def embed(self, input_ids: jax.Array) -> jax.Array:
+        """See `DecoderModel`."""
+        x = super().embed(input_ids)
+        return x if self.project_in is None else self.project_in(x)
+
+
+class NoNorm(JaxModule):
+    """What stands in the place of a norm that a model does not have."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x, as it is."""
+        return x
 
 
 class OPTForCausalLM(CausalLM):
-    layer_class = OPTDecoderLayer
+    layer_class = _layer
+    model_class = OPTModel
     renames = (
         ("model.decoder.final_layer_norm", "model.norm"),
+        ("model.decoder.project_in", "model.project_in"),
+        ("model.decoder.project_out", "model.project_out"),
         ("final_layer_norm", "post_attention_layernorm"),
         ("self_attn_layer_norm", "input_layernorm"),
         ("model.decoder.embed_tokens", "model.embed_tokens"),
@@ -49,10 +120,16 @@ class OPTForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        for key in ("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine"):
-            config.expect(key, True)  # OPT 350M has its norms after the blocks
+        for key in ("enable_bias", "layer_norm_elementwise_affine"):
+            config.expect(key, True)
         config.expect("_remove_final_layer_norm", False)
-        config.expect("word_embed_proj_dim", config["hidden_size"])
+        hidden_size: int = config["hidden_size"]
+        size: int = config.get("word_embed_proj_dim", hidden_size)
+        if (size != hidden_size) != _is_350m(config):
+            raise ConfigError(
+                f"{config.source} has word_embed_proj_dim={size} and hidden_size={hidden_size}: only norms after each "
+                "block (do_layer_norm_before=false) are supported with sizes that differ, and only before it otherwise"
+            )
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
@@ -60,12 +137,23 @@ class OPTForCausalLM(CausalLM):
         positions = PositionEmbedding(
             config["max_position_embeddings"], config["hidden_size"], scope.rngs, offset=2, dtype=scope.dtype
         )
-        return DecoderOptions(norm=biased_layer_norm(scope), embed_positions=positions, tied_by_default=True)
+        is_350m = _is_350m(config)
+        return DecoderOptions(
+            norm=NoNorm() if is_350m else biased_layer_norm(scope),
+            embed_size=config["word_embed_proj_dim"] if is_350m else None,
+            embed_positions=positions,
+            tied_by_default=True,
+        )
+
+    def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
+        """See `CausalLM`; of 350M, the projected states are those that the embeddings decode."""
+        project_out = self.decoder.project_out
+        return super().compute_logits(hidden_states if project_out is None else project_out(hidden_states))
 
 
 FAMILY = Family(
-    "OPT (but 350M)",
+    "OPT",
     (OPTForCausalLM,),
-    "learned positions, LayerNorm, ReLU without a gate, biases",
+    "learned positions, LayerNorm, ReLU without a gate, biases; 350M: norms after each block, projected embeddings",
     tiny={"word_embed_proj_dim": lambda twin: twin["hidden_size"]},
 )

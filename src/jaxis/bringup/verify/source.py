@@ -52,8 +52,8 @@ def find_source(model: str, *, revision: str | None = None) -> Source:
         return Source(read_config(download_config(model, revision=revision).parent), None)
     if is_mistral_format(folder):
         raise CheckpointError(
-            f"{folder} is in Mistral's own format, which transformers does not read: verify a checkpoint in Hugging Face "
-            "format"
+            f"{folder} is in Mistral's own format, which transformers does not read: verify a checkpoint in Hugging "
+            "Face's format"
         )
     config = read_config(folder)
     has_weights = any(folder.glob("*.safetensors"))

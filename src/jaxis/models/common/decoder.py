@@ -62,6 +62,7 @@ class DecoderOptions:
 
     Attributes:
       norm: The final norm; None means an RMS norm with config.json's `rms_norm_eps`.
+      embed_size: The size of a token's embedding; None means config.json's `hidden_size`.
       embed_scale: Multiplies the embeddings, after being rounded to their type.
       embed_norm: Norms the embeddings; None for no norm.
       embed_positions: Embeddings of positions, added to those of tokens; None for none.
@@ -78,6 +79,7 @@ class DecoderOptions:
     """
 
     norm: Norm | None = None
+    embed_size: int | None = None
     embed_scale: float = 1.0
     embed_norm: Norm | None = None
     embed_positions: PositionEmbedding | None = None
@@ -114,7 +116,7 @@ class DecoderModel(JaxModule):
 
     def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
         self.embedding_multiplier = options.embedding_multiplier
-        self.embed_tokens = embedding(scope / "embed_tokens", scale=options.embed_scale)
+        self.embed_tokens = embedding(scope / "embed_tokens", options.embed_size, scale=options.embed_scale)
         self.embed_norm = options.embed_norm
         self.embed_positions = options.embed_positions
         num_layers = options.num_layers or scope.config["num_hidden_layers"]

@@ -211,7 +211,8 @@ def latent_attention_sizes(config: HFConfig) -> LatentAttentionSizes:
         kv_lora_rank=config["kv_lora_rank"],
         qk_nope_head_dim=config["qk_nope_head_dim"],
         qk_rope_head_dim=config["qk_rope_head_dim"],
-        v_head_dim=config["v_head_dim"],
+        # MiniCPM3's files do not say it; of other families' none lacks it.
+        v_head_dim=config.get("v_head_dim", config["hidden_size"] // config["num_attention_heads"]),
     )
     # Redundant keys that transformers derives from the others.
     config.expect("num_key_value_heads", sizes.num_heads)

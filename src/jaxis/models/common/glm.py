@@ -1,0 +1,38 @@
+"""Code shared by families with GLM-4's places and names of norms."""
+
+from __future__ import annotations
+
+import jax
+
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.decoder_layer import LayerCache, LayerOutput, SelfAttention
+from jaxis.layers.leaves import rms_norm
+from jaxis.layers.mlp import FeedForward
+from jaxis.layers.module import JaxModule
+from jaxis.layers.scope import LayerScope
+
+
+class GlmSandwichDecoderLayer(JaxModule):
+    """`x = x + norm(self_attn(norm(x)))`
+    `x = x + norm(mlp(norm(x)))`
+
+    The norms' names are GLM's: `post_attention_layernorm` is the one before the feed-forward block.
+
+    Args:
+      scope: The layer's scope.
+      self_attn, mlp: The two blocks.
+    """
+
+    def __init__(self, scope: LayerScope, *, self_attn: SelfAttention, mlp: FeedForward) -> None:
+        self.input_layernorm = rms_norm(scope)
+        self.self_attn = self_attn
+        self.post_self_attn_layernorm = rms_norm(scope)
+        self.post_attention_layernorm = rms_norm(scope)
+        self.mlp = mlp
+        self.post_mlp_layernorm = rms_norm(scope)
+
+    def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
+        """x [T, E] -> the updated cache (None without one) and [T, E]."""
+        kv_cache, attended = self.self_attn(kv_cache, self.input_layernorm(x), metadata)
+        x = x + self.post_self_attn_layernorm(attended)
+        return kv_cache, x + self.post_mlp_layernorm(self.mlp(self.post_attention_layernorm(x), metadata))

@@ -1,0 +1,77 @@
+"""MiniCPM (arXiv:2404.06395) and MiniCPM4: Llama with multipliers on embeddings, residuals and logits; MiniCPM3 has
+latent attention as well."""
+
+from __future__ import annotations
+
+import math
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import ConfigError
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.deepseek import latent_attention
+from jaxis.models.common.family import Family
+
+
+def _residual_multiplier(config: HFConfig) -> float:
+    return config["scale_depth"] / math.sqrt(config["num_hidden_layers"])
+
+
+class MiniCPMDecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        sparse = scope.config.read_object("sparse_config") or {}
+        dense_len = sparse.get("dense_len", scope.max_model_len)
+        if dense_len < scope.max_model_len:
+            raise ConfigError(
+                f"{scope.config.source} has sparse_config, attention to chosen blocks beyond {dense_len} tokens, which "
+                f"is not supported: give max_model_len={dense_len} or less"
+            )
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(scope / "self_attn"),
+            mlp=GatedMLP(scope / "mlp"),
+            residual_multiplier=_residual_multiplier(scope.config),
+        )
+
+
+class MiniCPM3DecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        super().__init__(
+            scope,
+            self_attn=latent_attention(scope / "self_attn", interleaved_rope=False),
+            mlp=GatedMLP(scope / "mlp", use_bias=scope.config.get("mlp_bias", False)),
+            residual_multiplier=_residual_multiplier(scope.config),
+        )
+
+
+class MiniCPMForCausalLM(CausalLM):
+    layer_class = MiniCPMDecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("num_experts", 0)
+        config.expect("attention_bias", False)
+        config.ignore("mup_denominator", because="only training computes with it")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        config = scope.config
+        return DecoderOptions(
+            tied_by_default=True,
+            embedding_multiplier=float(config["scale_emb"]),
+            logits_multiplier=config["dim_model_base"] / config["hidden_size"],
+        )
+
+
+class MiniCPM3ForCausalLM(MiniCPMForCausalLM):
+    layer_class = MiniCPM3DecoderLayer
+
+
+FAMILY = Family(
+    "MiniCPM 1B, 2B, MiniCPM4; MiniCPM3 4B",
+    (MiniCPMForCausalLM, MiniCPM3ForCausalLM),
+    "multipliers on embeddings, residuals and logits; MiniCPM3: latent attention",
+)
