@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import transformers
 from PIL.Image import Image
+from safetensors.numpy import load_file, save_file
 from transformers.image_utils import SizeDict
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -27,6 +28,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.internvl.processing_internvl import InternVLProcessor
+from transformers.models.kimi_k25.processing_kimi_k25 import Kimi_K25Processor
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 from transformers.models.llama4.processing_llama4 import Llama4Processor
 from transformers.models.llava.processing_llava import LlavaProcessor
@@ -78,9 +80,11 @@ class VisionFamily:
       logits: The reference, tokens [1, T], `model_inputs` and `types_of` -> logits [1, T, V].
       seen_together: Tokens of an image that one step computes, if it has to.
       logprob_error: How far a log-probability may be off, beyond 1e-4 of itself.
+      dtype_of_bits: Of the engine whose answers are compared bit for bit.
       cache: Memory for the cache in which four requests do not fit.
       slow: Whether another family's row has its parts.
       num_images: Of the prompt that the reference answers.
+      publish: Makes of a folder that transformers wrote one as the maker publishes it, where they differ.
       has_image_processor: Whether transformers has its image processor where there is Pillow only.
     """
 
@@ -98,9 +102,11 @@ class VisionFamily:
     logits: Callable[[Any, torch.Tensor, Inputs, Inputs], torch.Tensor] = lambda *of: _logits(*of)
     seen_together: int = 0
     logprob_error: float = 0.0
+    dtype_of_bits: str = "float32"
     cache: str = "168KiB"
     slow: bool = False
     num_images: int = 3
+    publish: Callable[[Path], None] = lambda _: None
     has_image_processor: bool = True
 
     @property
@@ -115,7 +121,9 @@ class VisionFamily:
         (folder / "processor_config.json").write_text(json.dumps(self.processor_files))
         settings = json.dumps(self.image_processor.to_dict(), default=list)
         (folder / "preprocessor_config.json").write_text(settings)
-        return write_model(folder, self.config(lambda token: token_id(token, special)))
+        model = write_model(folder, self.config(lambda token: token_id(token, special)))
+        self.publish(folder)
+        return model
 
     def prepared(self, images: Sequence[Image]) -> Inputs:
         """What transformers' image processor makes of the images of a prompt."""
@@ -880,9 +888,98 @@ _LFM2_VL = VisionFamily(
     has_image_processor=False,
 )
 
+
+def _call_kimi(processor: Any, images: list[Image]) -> Inputs:
+    """The reference's processor needs torchvision: here Pillow resizes, and its function chooses the sizes."""
+    patches, grids, views = [], [], []
+    for image in images:
+        (height, width), padded = image_processing("kimi_k25").navit_resize(
+            image.height, image.width, PATCH, MERGE, _KIMI_SETTINGS["in_patch_limit"], 12
+        )
+        pixels = np.zeros((*padded, 3), np.uint8)
+        pixels[:height, :width] = np.asarray(image.resize((width, height), resample=3))
+        scaled = ((pixels.transpose(2, 0, 1) / 255 - 0.5) / 0.5).astype(np.float32)
+        rows, columns = (each // PATCH for each in padded)
+        views.append(scaled)
+        grids.append([1, rows, columns])
+        in_patches = scaled.reshape(3, rows, PATCH, columns, PATCH).transpose(1, 3, 0, 2, 4)
+        patches.append(in_patches.reshape(-1, 3, PATCH, PATCH))
+    return {"pixel_values": np.concatenate(patches), "image_grid_thw": np.asarray(grids), "views": views}
+
+
+_KIMI_NAMES = {
+    **{"language_model.model.blocks.": "language_model.model.layers.", "model.mm_projector.": "mm_projector."},
+    **{"vision_tower.encoder.patch_embed.": "vision_tower.patch_embed."},
+}
+_KIMI_KEYS = {"pos_emb_height": "init_pos_emb_height", "pos_emb_width": "init_pos_emb_width"}
+_KIMI_KEYS |= {
+    key: f"vt_{key}" for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+}
+
+
+def _publish_kimi(folder: Path) -> None:
+    """Undoes what transformers loses when it writes the published names, and names the tower's settings as they are."""
+    tensors = load_file(folder / "model.safetensors")
+    for written, published in _KIMI_NAMES.items():
+        tensors = {
+            published + name.removeprefix(written) if name.startswith(written) else name: tensor
+            for name, tensor in tensors.items()
+        }
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    vision = config["vision_config"]
+    config["architectures"] = ["KimiK25ForConditionalGeneration"]
+    config["vision_config"] = {_KIMI_KEYS.get(key, key): value for key, value in vision.items() if "rope" not in key}
+    config["vision_config"] |= {"mm_hidden_size": 32, "pos_emb_type": "divided_fixed", "merge_type": "sd2_tpool"}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+_KIMI_SETTINGS = {
+    **{"in_patch_limit": 60, "patch_size": PATCH, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+    **{"merge_kernel_size": MERGE, "fixed_output_tokens": None, "patch_limit_on_one_side": 12},
+}
+_KIMI = VisionFamily(
+    "Kimi K2.5",
+    lambda token_id: transformers.Kimi_K25Config(
+        text_config={
+            **{key: value for key, value in TEXT.items() if key not in ("head_dim", "num_key_value_heads")},
+            **{"model_type": "deepseek_v3", "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32},
+            **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "moe_intermediate_size": 32},
+            **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+            **{"first_k_dense_replace": 1, "tie_word_embeddings": False},
+        },
+        vision_config={
+            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
+            **{"patch_size": PATCH, "pos_emb_height": 9, "pos_emb_width": 9},
+        },
+        projection_hidden_size=32,
+        image_token_id=token_id("<|media_pad|>"),
+        video_token_id=token_id("<|media_begin|>"),
+        tie_word_embeddings=False,
+    ),
+    Idefics3ImageProcessorPil(),  # see `_LLAMA4`
+    _call_kimi,
+    {
+        "image_processor": {
+            **{"media_proc_cfg": _KIMI_SETTINGS, "auto_map": {"AutoProcessor": "kimi_k25_processor.KimiK25Processor"}},
+        },
+    },
+    lambda inputs, index: Kimi_K25Processor.replace_image_token(
+        SimpleNamespace(image_token="<|media_pad|>", image_processor=SimpleNamespace(merge_size=MERGE)), inputs, index
+    ),
+    ("<|media_begin|>", "<|media_pad|>"),
+    "<|media_pad|>",
+    lambda inputs, index: inputs["views"][index][None],
+    # In float32, steps of fewer than eight tokens of a model so small have other bits than larger ones.
+    dtype_of_bits="bfloat16",
+    cache="24KiB",
+    has_image_processor=False,
+    publish=_publish_kimi,
+)
+
 FAMILIES = (
     *(_MISTRAL3, _LIGHTON_OCR, _IDEFICS3, _SMOLVLM, _INTERNVL, _GEMMA3, _GEMMA4, _GEMMA4_CAUSAL, _GEMMA4_UNIFIED),
     *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE),
     *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
-    *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE),
+    *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _KIMI),
 )

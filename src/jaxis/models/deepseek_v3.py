@@ -6,6 +6,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.deepseek import DeepseekCausalLM, DeepseekDecoderLayer, deepseek_v3_routing
 from jaxis.models.common.family import Family
+from jaxis.models.common.kimi_vision import KimiVision
 from jaxis.models.common.text_part import TextPart
 
 
@@ -30,20 +31,22 @@ class DeepseekV3ForCausalLM(DeepseekCausalLM):
 
 
 class Kimi_K25ForConditionalGeneration(TextPart, DeepseekV3ForCausalLM):
-    """Kimi K2.5, K2.6 and K2.7; images are not supported."""
+    """Kimi K2.5, K2.6 and K2.7: the text, and what encodes images for it; videos are not supported."""
 
+    tower = KimiVision
     text_model_types = ("kimi_k2", "deepseek_v3")
     other_parts = ("vision_tower", "mm_projector")
     other_keys = (
         *("vision_config", "ignore_index", "media_placeholder_token_id", "video_placeholder"),
         *("use_unified_vision_chunk", "projection_hidden_size", "projection_layer_norm_eps"),
+        *("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
     )
 
 
 FAMILY = Family(
-    "DeepSeek V3, R1; Kimi K2, K2.5 to K2.7 (text)",
+    "DeepSeek V3, R1; Kimi K2 to K2.7",
     (DeepseekV3ForCausalLM, Kimi_K25ForConditionalGeneration),
-    "latent attention; experts in groups, sigmoid, selection bias",
+    "latent attention; experts in groups, sigmoid, selection bias; MoonViT from Kimi K2.5 on",
     formats=("fp8", "int4 (Kimi)"),
     gguf=("deepseek2",),
     other_names={"KimiK25ForConditionalGeneration": Kimi_K25ForConditionalGeneration},

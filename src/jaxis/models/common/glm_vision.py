@@ -11,10 +11,15 @@ from jaxis.layers.mlp import GatedMLP, activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.qwen_vision import AxialTransformer, QwenPatchEmbed, QwenVision
-from jaxis.models.common.vision_layers import PositionTable, attend_within, one_side, parameter, rotate_halves
+from jaxis.models.common.vision_layers import (
+    PositionTable,
+    attend_within,
+    cubic_positions,
+    one_side,
+    parameter,
+    rotate_halves,
+)
 from jaxis.models.common.vision_tower import Patches
-
-_CUBIC = -0.75  # of the convolution that PyTorch's bicubic interpolation is
 
 
 class GlmVisionAttention(JaxModule):
@@ -88,32 +93,9 @@ class GlmVisionEmbeddings(JaxModule):
         self.position_embedding = PositionTable(scope / "position_embedding", side * side, num_features)
 
     def __call__(self, patches: Patches) -> jax.Array:
-        """[P, C]: of the sixteen places of the table around each patch, as cubic convolution weights them."""
-        taps = []
-        for places in (patches.rows, patches.columns):
-            # Padding is in the first row and column.
-            at = (places.astype(jnp.float32) + 0.5) / (jnp.max(places) + 1) * self.side - 0.5
-            low = jnp.floor(at)
-            beyond = at - low
-            weights = (_far(1 + beyond), _near(beyond), _near(1 - beyond), _far(2 - beyond))
-            first = low.astype(jnp.int32) - 1
-            taps.append([(jnp.clip(first + i, 0, self.side - 1), each) for i, each in enumerate(weights)])
-        return sum(
-            (
-                self.position_embedding(row * self.side + column).astype(jnp.float32) * (by_row * by_column)[:, None]
-                for row, by_row in taps[0]
-                for column, by_column in taps[1]
-            ),
-            start=jnp.zeros((), jnp.float32),
-        )
-
-
-def _near(distance: jax.Array) -> jax.Array:
-    return ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance * distance + 1
-
-
-def _far(distance: jax.Array) -> jax.Array:
-    return ((_CUBIC * distance - 5 * _CUBIC) * distance + 8 * _CUBIC) * distance - 4 * _CUBIC
+        """[P, C]."""
+        table = self.position_embedding.weight[...]
+        return cubic_positions(table.reshape(self.side, self.side, -1), patches)
 
 
 class GlmDownsample(JaxModule):

@@ -20,6 +20,7 @@ from jaxis.models.common.vision_layers import (
     axial_rope_theta,
     one_side,
     parameter,
+    rotate_pairs,
     run_layer,
     vision_scope,
 )
@@ -52,17 +53,8 @@ class Llama4VisionAttention(JaxModule):
         q, k, v = (
             layer(x).reshape(x.shape[0], self.num_heads, -1) for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = (_rotate(each, angles) for each in (q, k))
+        q, k = (rotate_pairs(each, angles) for each in (q, k))
         return self.o_proj(attend_within(segments, q, k, v))
-
-
-def _rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """x [P, H, D]: pairs of neighbours rotated by angles [P, D / 2], in float32."""
-    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
-    pairs = x.astype(jnp.float32).reshape(*x.shape[:2], -1, 2)
-    first, second = pairs[..., 0], pairs[..., 1]
-    rotated = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.reshape(x.shape).astype(x.dtype)
 
 
 class Llama4VisionLayer(JaxModule):

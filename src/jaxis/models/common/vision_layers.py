@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _QUERY_CHUNK = 256  # patches whose scores are in memory at once
 _WINDOWS_AT_ONCE = 4
+_CUBIC = -0.75  # of PyTorch's bicubic interpolation
 CLASS_ROWS = 64
 """Those that a class token and padding after it take: a number that chunks of attention divide."""
 
@@ -252,6 +253,52 @@ def rotate_halves(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """x [P, H, D] with its halves rotated by the angles of cos and sin, [P, 1, D / 2]."""
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def rotate_pairs(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """x [P, H, D]: pairs of neighbours rotated by angles [P, D / 2], in float32."""
+    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    pairs = x.astype(jnp.float32).reshape(*x.shape[:2], -1, 2)
+    first, second = pairs[..., 0], pairs[..., 1]
+    rotated = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.reshape(x.shape).astype(x.dtype)
+
+
+def cubic_positions(table: jax.Array, patches: Patches) -> jax.Array:
+    """A table of positions stretched over an image smoothly, with the convolution of PyTorch's bicubic interpolation.
+
+    Args:
+      table: [side, side, C].
+      patches: The image's.
+
+    Returns:
+      float32 [P, C]: of the sixteen places of the table around each patch.
+    """
+    side, taps = table.shape[0], []
+    for places in (patches.rows, patches.columns):
+        # Padding is in the first row and column.
+        at = (places.astype(jnp.float32) + 0.5) / (jnp.max(places) + 1) * side - 0.5
+        low = jnp.floor(at)
+        beyond = at - low
+        weights = (_far(1 + beyond), _near(beyond), _near(1 - beyond), _far(2 - beyond))
+        first = low.astype(jnp.int32) - 1
+        taps.append([(jnp.clip(first + i, 0, side - 1), each) for i, each in enumerate(weights)])
+    return sum(
+        (
+            table[row, column].astype(jnp.float32) * (by_row * by_column)[:, None]
+            for row, by_row in taps[0]
+            for column, by_column in taps[1]
+        ),
+        start=jnp.zeros((), jnp.float32),
+    )
+
+
+def _near(distance: jax.Array) -> jax.Array:
+    return ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance * distance + 1
+
+
+def _far(distance: jax.Array) -> jax.Array:
+    return ((_CUBIC * distance - 5 * _CUBIC) * distance + 8 * _CUBIC) * distance - 4 * _CUBIC
 
 
 def axial_rope_theta(config: HFConfig, default: float) -> float:

@@ -11,6 +11,7 @@ from jaxis.vision.processors.gemma4 import Gemma4Processor
 from jaxis.vision.processors.glm_v import GlmVProcessor
 from jaxis.vision.processors.idefics3 import Idefics3Processor
 from jaxis.vision.processors.internvl import InternVLProcessor
+from jaxis.vision.processors.kimi import KimiProcessor
 from jaxis.vision.processors.lfm2_vl import Lfm2VLProcessor
 from jaxis.vision.processors.llama4 import Llama4Processor
 from jaxis.vision.processors.llava import LlavaProcessor
@@ -34,6 +35,8 @@ _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcesso
     "Gemma4": Gemma4Processor.read,
     "Glm4v": GlmVProcessor.read,
     "Glm46V": GlmVProcessor.read,
+    "KimiK25": KimiProcessor.read,
+    "Kimi_K25": KimiProcessor.read,
     "Lfm2Vl": Lfm2VLProcessor.read,
     "Llama4": Llama4Processor.read,
     "LlavaProcessor": LlavaProcessor.read,

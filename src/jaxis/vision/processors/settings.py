@@ -62,6 +62,8 @@ class ProcessorSettings:
         names = (
             self.processor.get("processor_class"),
             *map(self._image.get, ("processor_class", "image_processor_type")),
+            # Those that bring their own code are named as its classes are.
+            *(str(each).rpartition(".")[2] for each in (self._image.get("auto_map") or {}).values()),
         )
         self.names = [name for name in names if isinstance(name, str)]
 
