@@ -23,6 +23,7 @@ from tests.support.vision_checkpoints import (
     write_processor,
     write_tokenizer,
 )
+from tests.support.vision_modes import IMAGES_BY_MODE
 
 
 def read(source):
@@ -45,15 +46,37 @@ def png(width, height, data=b""):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I", "F", "I;16"])
+@pytest.mark.parametrize("mode", IMAGES_BY_MODE)
 def test_every_mode_becomes_rgb_as_in_the_reference(mode):
-    image = random_image(24, 16)
-    if mode in ("LA", "RGBA", "PA"):
-        image.putalpha(random_image(24, 16, seed=1, mode="L"))
-    image = image.convert("LA").convert("PA") if mode == "PA" else image.convert("L" if mode == "I;16" else mode)
-    if mode == "I;16":
-        image = Image.fromarray(np.asarray(image).astype(np.uint16) * 257)
+    image = IMAGES_BY_MODE[mode](24, 16, 0)
     np.testing.assert_array_equal(np.asarray(read(image)), convert_to_rgb(image, return_numpy=True))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "JPEG", "WEBP"])
+def test_files_of_every_mode_become_rgb_as_in_the_reference(kind):
+    modes = set()
+    for make in IMAGES_BY_MODE.values():
+        image = make(24, 16, 0)
+        try:
+            data = file_of(image, kind)
+        except (OSError, KeyError, ValueError):
+            continue  # the format has no such mode
+        written = Image.open(io.BytesIO(data))
+        np.testing.assert_array_equal(np.asarray(read(data)), convert_to_rgb(written, return_numpy=True))
+        modes.add((written.mode, "transparency" in written.info))
+    expected = {
+        "PNG": {("1", False), ("1", True), ("L", True), ("LA", False), ("P", False), ("P", True), ("RGB", True)}
+        | {("L", False), ("RGB", False), ("RGBA", False), ("I;16", False)},
+        "GIF": {("P", False), ("P", True)},
+        "JPEG": {("L", False), ("RGB", False), ("CMYK", False)},
+        "WEBP": {("RGB", False), ("RGBA", False)},
+    }
+    assert modes >= expected[kind]
+
+
+def test_a_mode_that_does_not_become_rgb_is_named():
+    with pytest.raises(RequestError, match="mode La, which does not become RGB"):
+        read(Image.new("La", (4, 4)))
 
 
 def test_what_is_transparent_is_white():

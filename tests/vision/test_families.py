@@ -5,15 +5,19 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from transformers.image_transforms import convert_to_rgb
 
 from jaxis import LLM, SamplingParams
 from jaxis.bringup.verify.compare import GATES
 from jaxis.bringup.verify.images import ask_about_image, check_images
 from jaxis.bringup.verify.reference import Reference
 from jaxis.tokenizer import Tokenizer
+from jaxis.vision.decode import decode_image, open_image
 from jaxis.vision.processors import read_processor
 from tests.support.vision_checkpoints import random_image
 from tests.support.vision_families import FAMILIES
+from tests.support.vision_modes import IMAGES_BY_MODE
 
 SIZES = ((30, 20), (64, 64), (9, 57))
 ENGINE = {"max_num_batched_tokens": 96, "max_num_seqs": 4, "block_size": 16, "max_model_len": 768}
@@ -61,20 +65,43 @@ def text_of(placeholders):
     return "What is it?\n" + "\nand ".join(placeholders)
 
 
-def test_pixels_are_those_of_the_reference(family, reference):
-    ours, rng = read_processor(reference[1], Tokenizer.from_path(reference[1])), np.random.default_rng(0)
+def check_pixels(family, ours, image, upright):
+    """An image's pixels are the reference's; `upright` is the image as it is decoded."""
     scale = ours.pixel_scale
-    for i in range(60):
-        width, height = (int(2 ** rng.uniform(2, 8)) for _ in range(2))
-        image = random_image(width, height, seed=i)
-        expected = family.views(family.prepared([image]), 0)
-        views = [view for part in ours.parts(image) for view in part.views]
-        for view, pixels in zip(views, expected, strict=True):
-            assert view.shape[:2] == pixels.shape[1:], (width, height)
-            unscaled = pixels.transpose(1, 2, 0) * scale.std + scale.mean
-            np.testing.assert_array_equal(view, np.rint(unscaled * 255).astype(np.uint8))
-            scaled = (view * scale.factor - scale.mean) / scale.std
-            np.testing.assert_allclose(scaled.transpose(2, 0, 1), pixels, rtol=0, atol=1e-6)
+    expected = family.views(family.prepared([image]), 0)
+    views = [view for part in ours.parts(upright) for view in part.views]
+    for view, pixels in zip(views, expected, strict=True):
+        assert view.shape[:2] == pixels.shape[1:], image.size
+        unscaled = pixels.transpose(1, 2, 0) * scale.std + scale.mean
+        np.testing.assert_array_equal(view, np.rint(unscaled * 255).astype(np.uint8), err_msg=str(image))
+        scaled = (view * scale.factor - scale.mean) / scale.std
+        np.testing.assert_allclose(scaled.transpose(2, 0, 1), pixels, rtol=0, atol=1e-6)
+
+
+def random_sizes(count, seed):
+    rng = np.random.default_rng(seed)
+    return [tuple(int(2 ** rng.uniform(2, 8)) for _ in range(2)) for _ in range(count)]
+
+
+def test_pixels_are_those_of_the_reference(family, reference):
+    ours = read_processor(reference[1], Tokenizer.from_path(reference[1]))
+    for i, size in enumerate(random_sizes(60, 0)):
+        image = random_image(*size, seed=i)
+        check_pixels(family, ours, image, image)
+
+
+@pytest.mark.parametrize(
+    "num_sizes", [len(IMAGES_BY_MODE), pytest.param(300, marks=pytest.mark.slow)], ids=["few", "300 sizes"]
+)
+def test_pixels_of_every_mode_are_those_of_the_reference(family, reference, num_sizes):
+    if not family.has_image_processor:
+        pytest.skip("transformers has no image processor of it that needs Pillow only")
+    ours = read_processor(reference[1], Tokenizer.from_path(reference[1]))
+    for i, size in enumerate(random_sizes(num_sizes, 1)):
+        image = list(IMAGES_BY_MODE.values())[i % len(IMAGES_BY_MODE)](*size, i)
+        # Pillow's and the processors' own way to RGB, which those have that say so.
+        given = image if family.image_processor.do_convert_rgb else Image.fromarray(convert_to_rgb(image, True))
+        check_pixels(family, ours, given, decode_image(open_image(image, "the image"), "the image"))
 
 
 def test_a_family_sees_what_the_reference_sees(family, reference, llm):

@@ -64,7 +64,7 @@ def decode_image(image: Image, where: str) -> Image:
       where: How errors refer to it.
 
     Raises:
-      RequestError: The file is broken or truncated.
+      RequestError: The file is broken or truncated, or an image of Pillow's has a mode that does not become RGB.
     """
     from PIL import Image as pil
     from PIL import ImageOps
@@ -73,6 +73,8 @@ def decode_image(image: Image, where: str) -> Image:
         image = ImageOps.exif_transpose(image)
         # The size that a header gives need not be that of the pixels.
         _check_size(image, where)
+        if image.mode == "La":
+            raise RequestError(f"{where} is of Pillow's mode La, which does not become RGB: convert it to LA")
         if "A" in image.getbands() or image.info.get("transparency") is not None:
             image = image.convert("RGBA")
             white = pil.new("RGBA", image.size, (255, 255, 255, 255))
