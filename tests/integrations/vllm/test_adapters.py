@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
+os.environ |= {"VLLM_PLUGINS": "jaxis", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 pytest.importorskip("vllm")
 pytest.importorskip("peft")
-os.environ |= {"VLLM_PLUGINS": "jaxis", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 import vllm
 from vllm.engine.arg_utils import EngineArgs

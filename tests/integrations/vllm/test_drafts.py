@@ -2,12 +2,14 @@
 
 import os
 
+import numpy as np
 import pytest
 
-pytest.importorskip("vllm")
 os.environ |= {"VLLM_PLUGINS": "jaxis", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+pytest.importorskip("vllm")
 
 import jaxis
+from jaxis.integrations.vllm.model_runner import rows_of_requests
 from tests.integrations.vllm.test_llm import ENGINE, check, make_vllm, metric, set_contract
 from tests.support.tiny_checkpoints import DELTA_NET_SIZES, write_checkpoint
 from tests.support.vllm_requests import Case, random_cases
@@ -52,6 +54,13 @@ def test_preempted_ones_do_too(reference, contract):
     check(llm, reference, cases)
     assert metric(llm, "vllm:num_preemptions") > 0
     check_drafts(llm)
+
+
+@pytest.mark.parametrize(("needed", "first"), [([2, 3, 1], [0, 2, 5]), ([2, 1], [0, 3]), ([3, 3], [0, 3])])
+def test_the_rows_of_a_request_are_packed_or_at_equal_distances(needed, first):
+    bitmask = np.arange(12).reshape(6, 2)
+    for rows, number, start in zip(rows_of_requests(bitmask, needed), needed, first, strict=True):
+        np.testing.assert_array_equal(rows, bitmask[start : start + number])
 
 
 def test_of_recurrent_states_they_are_refused(tmp_path):

@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
-pytest.importorskip("vllm")
 os.environ |= {"VLLM_PLUGINS": "jaxis", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+pytest.importorskip("vllm")
 
 from safetensors.numpy import load_file, save_file
 from vllm.exceptions import VLLMValidationError

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-pytest.importorskip("vllm")
 os.environ |= {"VLLM_PLUGINS": "jaxis", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+pytest.importorskip("vllm")
 
 import vllm
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm")
 os.environ |= {"VLLM_PLUGINS": "jaxis", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+pytest.importorskip("vllm")
 
 import jaxis
 from tests.integrations.vllm.test_llm import ENGINE, check, long_cases, make_vllm, metric, set_contract

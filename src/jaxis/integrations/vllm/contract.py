@@ -12,7 +12,7 @@ from typing import Any
 from jaxis.errors import ConfigError, EngineError
 from jaxis.integrations.vllm.sampling import APPLIED, OF_VLLM, REFUSED
 
-SUPPORTED_VERSIONS = ((0, 32),)
+SUPPORTED_VERSIONS = ((0, 31), (0, 32), (0, 33))
 """Major and minor of the releases of vLLM with which the tests of this plugin were run."""
 
 NEW_REQUEST_READ = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -196,15 +197,30 @@ def _set_masks(scheduled: list[ScheduledRequest], grammar_output: GrammarOutput 
     """Gives each request that has a grammar its own row, or none where the scheduler lets it go on as it likes."""
     rows: dict[str, np.ndarray] = {}
     if grammar_output is not None:
-        num_rows = {each.request.request_id: each.entry.num_rows for each in scheduled}
-        stop = 0
         # The rows are in the order of these ids, and in no other.
-        for request_id in grammar_output.structured_output_request_ids:
-            start, stop = stop, stop + num_rows[request_id]
-            rows[request_id] = grammar_output.grammar_bitmask[start:stop]
+        ids = grammar_output.structured_output_request_ids
+        num_rows = {each.request.request_id: each.entry.num_rows for each in scheduled}
+        rows = dict(
+            zip(ids, rows_of_requests(grammar_output.grammar_bitmask, [num_rows[each] for each in ids]), strict=True)
+        )
     for each in scheduled:
         if each.request.masks is not None:
             each.request.masks.set_masks(rows.get(each.request.request_id))
+
+
+def rows_of_requests(bitmask: np.ndarray, num_rows: Sequence[int]) -> list[np.ndarray]:
+    """The rows of each request in a grammar bitmask.
+
+    Args:
+      bitmask: int32 [rows, W]: of vLLM up to 0.32, as many rows for each request as it needs; of 0.33, as many for each
+        as most drafts need.
+      num_rows: How many each needs.
+    """
+    if len(bitmask) == sum(num_rows):
+        starts = itertools.accumulate(num_rows, initial=0)
+    else:
+        starts = itertools.count(0, len(bitmask) // len(num_rows))
+    return [bitmask[start : start + number] for start, number in zip(starts, num_rows, strict=False)]
 
 
 def _logprobs_lists(
