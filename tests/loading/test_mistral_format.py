@@ -143,7 +143,13 @@ def _experts(name, tensor):
                 yield f"{prefix}.{i}.{part}.weight", rows
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Of one rope, and of the other.
+QUICK = ("Ministral 3", "Mistral Large 3")
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name not in QUICK)]
+)
 def test_logits_and_greedy_tokens_equal_transformers(name, tmp_path):
     family = write_folder(name, tmp_path)
     expected = parity.reference_run(family, 100)[0]

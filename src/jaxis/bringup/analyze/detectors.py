@@ -47,13 +47,20 @@ def detect_attention(config: HFConfig, facts: ModelFacts | None) -> Sequence[Fea
         features.append(Feature(words, None if facts is None else "", where, (key,)))
     elif kind:
         features.append(Feature("bidirectional attention", None, where, ("use_bidirectional_attention",)))
-    if config.get("alibi"):
+    if _has_alibi(config):
         code = None if facts is None else "jaxis.layers.alibi:Alibi"
         features.append(Feature("ALiBi position biases", code, where, ("alibi",)))
     features += _output_gate(config)
     if "self_attn.sinks" in facts.layers if facts else config.get("model_type") == "gpt_oss":
         features.append(Feature("attention sinks", f"{ATTENTION}(sinks)"))
     return features
+
+
+def _has_alibi(config: HFConfig) -> bool:
+    """Whether scores have biases by distance; BLOOM's always do."""
+    inner = config.get("attn_config")  # MPT's
+    of_attention = inner.get("alibi", False) if isinstance(inner, HFConfig) else False
+    return bool(config.get("alibi") or of_attention or config.get("model_type") == "bloom")
 
 
 def _output_gate(config: HFConfig) -> list[Feature]:
