@@ -872,6 +872,7 @@ FAMILIES = (
         },
         architecture="Rnj1ForCausalLM",
     ),
+    Family("TeleChat 3", "LlamaConfig", _YARN, architecture="Telechat3ForCausalLM"),
     Family("MiniCPM3", "MiniCPM3Config", _MINICPM3),
     Family(
         "MiniCPM",
@@ -978,7 +979,17 @@ SLOW_NAMES = {
     *("GLM-4 9B", "Arcee", "CWM", "Helium", "VaultGemma", "Nemotron", "Jais 2", "StableLM"),
     *("StableLM, parallel", "GPT-NeoX, serial", "Youtu", "HyperCLOVA X", "Granite MoE Shared", "Ministral"),
     *("EXAONE", "Solar Open", "A.X K1", "StarCoder", "StarCoder, heads of their own", "Falcon 7B", "Falcon 11B"),
-    *("Granite 3, windows", "OPT 350M", "Rnj-1", "MiniCPM3", "MiniCPM", "Kolibri 1", "Ling 2", "PaddleOCR-VL"),
+    *(
+        "Granite 3, windows",
+        "OPT 350M",
+        "TeleChat 3",
+        "Rnj-1",
+        "MiniCPM3",
+        "MiniCPM",
+        "Kolibri 1",
+        "Ling 2",
+        "PaddleOCR-VL",
+    ),
     *("CodeGen", "InternLM 2", "MPT", "Falcon RW", "StableLM 12B"),
     *("GPT-J", "FlexOLMo", "GPT-Neo", "Qwen2-VL", "GLM-4.1V", "GLM-OCR", "GLM-4.5V", "LFM2-VL", "LLaVA"),
     *("LLaVA-NeXT-Video", "LLaVA-OneVision", "ViP-LLaVA", "Voxtral", "Qwen2-Audio", "Llama 3.2 Vision"),
@@ -1114,6 +1125,10 @@ def _published_internlm2(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray
 
 
 _PUBLISHED_KEYS = {
+    "Telechat3ForCausalLM": {
+        **{"model_type": "telechat3", "rope_parameters": None, "rope_theta": 1_000_000.0},
+        "rope_scaling": _YARN["rope_parameters"] | {"rope_type": "telechat3-yarn", "type": "telechat3-yarn"},
+    },
     "GraniteForCausalLM": {"model_type": "granite", "attention_sinks": True},
     "MiniCPMForCausalLM": {
         **{"model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 20},

@@ -16,7 +16,7 @@ _DATA = Path(__file__).with_name("reference_keys.json")
 # Model types of checkpoints whose own code is that of another type.
 _SAME_CODE = {
     **{"kimi_k2": "deepseek_v3", "internlm3": "llama", "iquestcoder": "llama", "mimo": "qwen2"},
-    "rnj1": "gemma3_text",
+    **{"rnj1": "gemma3_text", "telechat3": "llama"},
 }
 # What published checkpoints call an architecture -> what the reference calls it.
 _REFERENCE_NAMES = {

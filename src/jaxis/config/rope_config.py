@@ -16,9 +16,10 @@ from jaxis.errors import ConfigError
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-_ALIASES = {
+ROPE_ALIASES = {
     "su": "longrope",  # its name in the first Phi-3 checkpoints
     "mrope": "default",  # of text; see `_Reader`
+    "telechat3-yarn": "yarn",
 }
 
 
@@ -227,7 +228,7 @@ class _Reader:
         rope_type = self.get("rope_type", old_name)
         if any(isinstance(self.section.to_dict()[key], dict) for key in self.section):
             raise self._fault("differs from layer to layer", "one object for all layers")
-        rope_type = _ALIASES.get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
+        rope_type = ROPE_ALIASES.get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
         if rope_type not in ROPE_TYPES:
             raise self._fault(f"has the rope_type {rope_type!r}", f"one of {', '.join(ROPE_TYPES)}")
         return rope_type

@@ -1,4 +1,4 @@
-"""Llama 2 to 3.3 (text), InternLM3 and IQuest-Coder: grouped-query attention, gated MLP, RMS norm before each."""
+"""Llama 2 to 3.3 (text), InternLM3, IQuest-Coder, TeleChat 3: grouped-query attention, gated MLP, RMS norms before."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ class LlamaForCausalLM(CausalLM):
 
 
 FAMILY = Family(
-    "Llama 2, 3, 3.1, 3.2 (text), 3.3; InternLM3; IQuest-Coder",
+    "Llama 2, 3, 3.1, 3.2 (text), 3.3; InternLM3; IQuest-Coder; TeleChat 3 (dense)",
     (LlamaForCausalLM,),
     "grouped-query attention, llama3 RoPE scaling",
     gguf=("llama",),
-    other_names={"IQuestCoderForCausalLM": LlamaForCausalLM, "InternLM3ForCausalLM": LlamaForCausalLM},
+    other_names={
+        "IQuestCoderForCausalLM": LlamaForCausalLM,
+        "InternLM3ForCausalLM": LlamaForCausalLM,
+        "Telechat3ForCausalLM": LlamaForCausalLM,
+        "TeleChat3ForCausalLM": LlamaForCausalLM,
+    },
 )

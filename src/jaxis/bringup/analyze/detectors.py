@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from jaxis.bringup.analyze.axes import AxisRow, Feature, ModelFacts
 from jaxis.config.hf_config import HFConfig, experts_per_token, num_experts
-from jaxis.config.rope_config import ROPE_TYPES, rope_config
+from jaxis.config.rope_config import ROPE_ALIASES, ROPE_TYPES, rope_config
 from jaxis.errors import ConfigError
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 
@@ -225,7 +225,7 @@ def _rope(config: HFConfig, prefix: str) -> Feature:
     settings = config.get("rope_scaling") or config.get("rope_parameters")
     if isinstance(settings, HFConfig):
         rope_type = settings.get("rope_type", settings.get("type", "default"))
-        if rope_type not in (*ROPE_TYPES, "su"):
+        if rope_type not in (*ROPE_TYPES, *ROPE_ALIASES):
             return Feature(f"{prefix}rope_type {rope_type!r}", None, where, keys)
     try:
         rope = rope_config(config)
