@@ -50,10 +50,10 @@ class KimiProcessor(ImageProcessor):
         side = settings.image("size", {"max_height": 512, "max_width": 512})
         if side.get("max_height") != side.get("max_width") or not side.get("max_height"):
             raise ConfigError(f"{settings.source} has size={side!r}; expected one number of patches for both sides")
-        default = settings.scale(HALF_SCALE)
-        means = (tuple(published.get(key, getattr(default, key[6:]))) for key in ("image_mean", "image_std"))
+        scale = settings.scale(HALF_SCALE)
+        mean, std = published.get("image_mean", scale.mean), published.get("image_std", scale.std)
         return cls(
-            pixel_scale=PixelScale(default.factor, *means),
+            pixel_scale=PixelScale(scale.factor, tuple(mean), tuple(std)),
             resample=settings.image("resample", 3),
             placeholder=_IMAGE,
             placeholder_id=settings.token_id(_IMAGE, tokenizer),
