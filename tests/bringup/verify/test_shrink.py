@@ -7,6 +7,7 @@ import pytest
 from jaxis.bringup.verify.shrink import tiny_twin
 from jaxis.errors import ConfigError
 from tests.support import published_configs
+from tests.support.verified_models import published
 
 PUBLISHED = {
     name: value for name, value in vars(published_configs).items() if isinstance(value, dict) and name.isupper()
@@ -32,6 +33,14 @@ def test_a_twin_is_small_and_spelled_as_the_original(name):
     for key, value in text.items():  # what is no size stays
         if isinstance(value, bool | str):
             assert value == original[key]
+
+
+def test_keys_that_only_the_family_spells_so_keep_their_names():
+    """transformers' OPT knows no intermediate_size: the twin would have its default."""
+    config = published("opt-350m")
+    shrunk = tiny_twin(config)
+    assert set(shrunk) == set(config)
+    assert shrunk["ffn_dim"] == 96
 
 
 @pytest.mark.parametrize("heads", [(32, 32), (32, 8), (32, 1), (64, 8)])

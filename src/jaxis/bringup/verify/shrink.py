@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxis.config.architecture import architectures_of
-from jaxis.config.hf_config import HFConfig, with_defaults
+from jaxis.config.hf_config import USUAL_KEYS, HFConfig, with_defaults
 from jaxis.errors import ConfigError
 from jaxis.models.common.family import TinySizes
 from jaxis.models.registry import family_of
@@ -114,7 +114,14 @@ def _twin(config: Mapping[str, Any], complete: Mapping[str, Any], tiny: TinySize
             twin[key] = size(twin) if callable(size) else size
     _shrink_experts(twin)
     _shrink_rope(twin)
-    return twin
+    return _named_as_in(config, twin)
+
+
+def _named_as_in(config: Mapping[str, Any], twin: dict[str, Any]) -> dict[str, Any]:
+    """The twin with the names of keys that the config has, not the usual ones, which the reference may not know."""
+    renamed = USUAL_KEYS.get(str(config.get("model_type")), {}).items()
+    own = {usual: name for name, usual in renamed if name in config and usual not in config}
+    return {own.get(key, key): value for key, value in twin.items()}
 
 
 def _check_sizes(config: Mapping[str, Any], keys: Sequence[str]) -> None:
