@@ -80,7 +80,6 @@ class VisionFamily:
       logits: The reference, tokens [1, T], `model_inputs` and `types_of` -> logits [1, T, V].
       seen_together: Tokens of an image that one step computes, if it has to.
       logprob_error: How far a log-probability may be off, beyond 1e-4 of itself.
-      dtype_of_bits: Of the engine whose answers are compared bit for bit.
       cache: Memory for the cache in which four requests do not fit.
       slow: Whether another family's row has its parts.
       num_images: Of the prompt that the reference answers.
@@ -102,7 +101,6 @@ class VisionFamily:
     logits: Callable[[Any, torch.Tensor, Inputs, Inputs], torch.Tensor] = lambda *of: _logits(*of)
     seen_together: int = 0
     logprob_error: float = 0.0
-    dtype_of_bits: str = "float32"
     cache: str = "168KiB"
     slow: bool = False
     num_images: int = 3
@@ -944,7 +942,8 @@ _KIMI = VisionFamily(
         text_config={
             **{key: value for key, value in TEXT.items() if key not in ("head_dim", "num_key_value_heads")},
             **{"model_type": "deepseek_v3", "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32},
-            **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "moe_intermediate_size": 32},
+            # Latents of a multiple of 16 elements, which native attention takes.
+            **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "moe_intermediate_size": 32},
             **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
             **{"first_k_dense_replace": 1, "tie_word_embeddings": False},
         },
@@ -970,9 +969,7 @@ _KIMI = VisionFamily(
     ("<|media_begin|>", "<|media_pad|>"),
     "<|media_pad|>",
     lambda inputs, index: inputs["views"][index][None],
-    # In float32, steps of fewer than eight tokens of a model so small have other bits than larger ones.
-    dtype_of_bits="bfloat16",
-    cache="24KiB",
+    cache="48KiB",
     has_image_processor=False,
     publish=_publish_kimi,
 )

@@ -45,16 +45,6 @@ def llm(reference):
         yield llm
 
 
-@pytest.fixture(scope="module")
-def llm_of_bits(family, reference, llm):
-    if family.dtype_of_bits == "float32":
-        yield llm
-        return
-    options = ENGINE | {"dtype": family.dtype_of_bits}
-    with LLM(str(reference[1]), kv_cache_memory="4MiB", show_progress=False, **options) as other:
-        yield other
-
-
 def bits(output):
     """Tokens, and log-probabilities bit for bit."""
     [completion] = output.outputs
@@ -136,9 +126,9 @@ def test_a_family_sees_what_the_reference_sees(family, reference, llm):
     assert chosen == pytest.approx(best, rel=1e-4, abs=family.logprob_error)
 
 
-def test_an_answer_is_the_same_alone_among_others_and_from_the_cache(family, llm_of_bits):
+def test_an_answer_is_the_same_alone_among_others_and_from_the_cache(family, llm):
     """Bit for bit."""
-    llm = llm_of_bits
+    llm = llm
 
     def prompt_of(*images, text="Look: "):
         return {"prompt": text + family.placeholder * len(images), "multi_modal_data": {"image": [*images]}}
@@ -181,7 +171,7 @@ def test_preempted_requests_answer_as_alone(family, reference):
     ]
     alone = None
     for num_tokens in (size for size in (96, 40, 23) if size >= family.seen_together + ENGINE["max_num_seqs"] - 1):
-        sizes = ENGINE | {"max_num_batched_tokens": num_tokens, "max_model_len": 256, "dtype": family.dtype_of_bits}
+        sizes = ENGINE | {"max_num_batched_tokens": num_tokens, "max_model_len": 256}
         with LLM(str(reference[1]), kv_cache_memory=family.cache, show_progress=False, **sizes) as llm:
             if alone is None:
                 alone = [bits(llm.generate([prompt], params)[0]) for prompt in prompts]
