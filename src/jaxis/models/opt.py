@@ -147,6 +147,7 @@ class OPTForCausalLM(CausalLM):
 
     def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
         """See `CausalLM`; of 350M, the projected states are those that the embeddings decode."""
+        assert isinstance(self.decoder, OPTModel)
         project_out = self.decoder.project_out
         return super().compute_logits(hidden_states if project_out is None else project_out(hidden_states))
 
