@@ -47,7 +47,7 @@ def test_the_error_says_what_the_model_type_stands_for_and_how_to_choose():
         model_class_of(config("LlamaForCausalLM", "mistral"))
     assert str(error.value) == (
         "a/config.json has the architecture 'LlamaForCausalLM', whose model_type is 'llama' or 'internlm3' or "
-        "'iquestcoder', but model_type='mistral', "
+        "'iquestcoder' or 'telechat3', but model_type='mistral', "
         "which is MistralForCausalLM: correct the file, or give hf_overrides={'model_type': 'llama'} if the weights "
         "are of that type"
     )

@@ -48,7 +48,9 @@ class GptOssDecoderLayer(PreNormDecoderLayer):
 def _alpha(config: HFConfig) -> float:
     """The unit's factor, which config.json has under either of two names."""
     names = [name for name in ("swiglu_alpha", "hidden_act_alpha") if name in config]
-    return value_of_either(config, *names) if names else 1.702
+    if len(names) > 1:
+        return value_of_either(config, *names)
+    return config.get(names[0] if names else "swiglu_alpha", 1.702)
 
 
 class GptOssForCausalLM(CausalLM):
