@@ -514,32 +514,32 @@ template <int R>
 void micro_codes_f32(const float* x, const float* sums, const FloatColumns& w, float* c, bool first) {
   const int64_t chunk = w.chunk(), groups = w.spans * w.groups_per_span;
   const int64_t chunks_per_group = w.units_per_span;  // 1 where there are two groups a span
-  for (int half = 0; half < 2; half += kRowHalves) {
+  for (int half = 0; half < 2; half += kHalves) {
     const float* xi = x;
     const float* wi = w.values + half * kLanes;
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t at = g * kPanelRows + half * kLanes;
       for (int64_t i = 0; i < chunks_per_group; ++i) {
-        F32x16 sum[R][kRowHalves];
+        F32x16 sum[R][kHalves];
         for (int r = 0; r < R; ++r) {
-          for (int h = 0; h < kRowHalves; ++h) sum[r][h] = zero();
+          for (int h = 0; h < kHalves; ++h) sum[r][h] = zero();
         }
 #pragma GCC unroll 4
         for (int64_t column = 0; column < chunk; ++column, wi += kPanelRows, xi += R) {
-          F32x16 weights[kRowHalves];
+          F32x16 weights[kHalves];
 #pragma GCC unroll 2
-          for (int h = 0; h < kRowHalves; ++h) weights[h] = load(wi + h * kLanes);
+          for (int h = 0; h < kHalves; ++h) weights[h] = load(wi + h * kLanes);
 #pragma GCC unroll 12
           for (int r = 0; r < R; ++r) {
             const F32x16 value = broadcast(xi[r]);
 #pragma GCC unroll 2
-            for (int h = 0; h < kRowHalves; ++h) sum[r][h] = fma(value, weights[h], sum[r][h]);
+            for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, weights[h], sum[r][h]);
           }
         }
         const bool is_new = first && g == 0 && i == 0;
         const bool has_minima = w.minima != nullptr && i == chunks_per_group - 1;
 #pragma GCC unroll 2
-        for (int h = 0; h < kRowHalves; ++h) {
+        for (int h = 0; h < kHalves; ++h) {
           const F32x16 scales = load(w.scales + at + h * kLanes);
           const F32x16 minima = has_minima ? load(w.minima + at + h * kLanes) : zero();
           float* to = c + (half + h) * kLanes;
