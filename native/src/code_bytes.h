@@ -111,10 +111,9 @@ JAXIS_INLINE CodeZero code_zero(F32x16 zero) { return {zero}; }
 JAXIS_INLINE __m256i byte_of_words(__m256i x, int column) {
   if (column == 0) return _mm256_and_si256(x, _mm256_set1_epi32(255));
   if (column == 3) return _mm256_srli_epi32(x, 24);
-  const __m256i zeros = _mm256_set1_epi32(-1);  // in the places of bytes
-  const __m256i first =
-      _mm256_setr_epi32(column, column + 4, column + 8, column + 12, column, column + 4, column + 8, column + 12);
-  return _mm256_shuffle_epi8(x, _mm256_blend_epi16(zeros, _mm256_or_si256(first, _mm256_set1_epi32(-256)), 0x55));
+  // A place whose highest bit is set gives zero: of each four, the last three.
+  const __m256i places = _mm256_add_epi32(_mm256_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12), _mm256_set1_epi32(column - 256));
+  return _mm256_shuffle_epi8(x, places);
 }
 JAXIS_INLINE F32x16 code_column(Bytes64 x, int column, CodeZero zero) {
   const F32x16 codes = {_mm256_cvtepi32_ps(byte_of_words(x.a, column)), _mm256_cvtepi32_ps(byte_of_words(x.b, column))};

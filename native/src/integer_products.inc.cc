@@ -110,6 +110,7 @@ void multiply_int8_panel(const Rows& rows, const WeightFormat& f, const uint8_t*
   }
   scale_tile(whole, min_of(last * rows.block_rows, rows.rows) - first * rows.block_rows, tile);
 }
+
 // Unpacks spans [begin, begin + count) of a panel for products of integers. `memory` has integer_columns_bytes.
 template <CodeKind kKind, KnownLayout kLayout, Product kProduct>
 IntegerColumns unpack_integer_columns(const CodeReader& reader, const uint8_t* panel, int64_t begin, int64_t count,

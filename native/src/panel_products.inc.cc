@@ -48,6 +48,7 @@ void dequantize_columns(const WeightFormat& f, const uint8_t* panel, int64_t beg
     }
   }
 }
+
 // Unpacks spans [begin, begin + count) of a panel to float32. `memory` has float_columns_bytes.
 FloatColumns unpack_float_columns(const CodeReader& r, const uint8_t* panel, int64_t begin, int64_t count,
                                   float* memory) {
@@ -78,6 +79,7 @@ FloatColumns unpack_float_columns(const CodeReader& r, const uint8_t* panel, int
 int64_t float_columns_bytes(const CodeLayout& l, int64_t spans) {
   return spans * (2 * l.groups_per_span + l.span) * kPanelRows * 4;
 }
+
 void multiply_codes_panel(const Rows& rows, const uint8_t* panel, int64_t first, int64_t last, float* tile) {
   const CodeReader& r = rows.codes;
   const int64_t spans_at_once = min_of(ceil_div(kColumnsAtOnce, r.layout.span), r.layout.num_spans);
