@@ -154,12 +154,13 @@ class LlavaOnevisionProcessor(LlavaNextProcessor):
         """See `ImageProcessor`; one of several is put on a square of the tower's mean color."""
         if self.is_alone:
             return super().parts(image)
+        from PIL import Image as pil
+
         longest = max(image.size)
-        left, top = ((longest - each) // 2 for each in image.size)
-        square = np.empty((longest, longest, 3), np.uint8)
-        square[:] = [int(255 * each) for each in self.pixel_scale.mean]
-        square[top : top + image.size[1], left : left + image.size[0]] = np.asarray(image)
-        view = np.asarray(self.resized(_image_of(square), self.size, self.size))
+        red, green, blue = (int(255 * each) for each in self.pixel_scale.mean)
+        square = pil.new("RGB", (longest, longest), (red, green, blue))
+        square.paste(image, ((longest - image.width) // 2, (longest - image.height) // 2))
+        view = np.asarray(self.resized(square, self.size, self.size))
         views = whole_patches(view[None], self.patch_size)
         return [ViewGroup(views, *self.tokens(*image.size), [*range(self.side**2), -1])]
 
@@ -206,12 +207,6 @@ def _nearest_two(places: Sequence[int], count: int) -> list[list[tuple[int, floa
         second = min(first + 1, len(places) - 1)
         nearest.append([(places[first], 1 - (each - first)), (places[second], each - first)])
     return nearest
-
-
-def _image_of(pixels: np.ndarray) -> Image:
-    from PIL import Image as pil
-
-    return pil.fromarray(pixels)
 
 
 def _common(settings: ProcessorSettings, tokenizer: Tokenizer, size: int) -> dict[str, Any]:
