@@ -33,8 +33,8 @@ DEFAULT_CONTEXT_LENGTH = 2048
 """In tokens, of models that are for any length, as in vLLM."""
 
 
-_WITH_ALIBI = ("bloom",)
-"""Model types whose config.json need not say for how many tokens the model is."""
+ALWAYS_WITH_ALIBI = ("bloom",)
+"""Model types whose config.json need not say that scores have ALiBi's biases, nor for how many tokens the model is."""
 
 
 def trained_context_length(config: HFConfig) -> int | None:
@@ -54,7 +54,7 @@ def trained_context_length(config: HFConfig) -> int | None:
     model_type = text_config.get("model_type")
     if length is None and (reference := reference_of(model_type)) is not None:
         length = reference.defaults.get("max_position_embeddings")
-    if length is None and "num_attention_heads" in text_config and model_type not in _WITH_ALIBI:
+    if length is None and "num_attention_heads" in text_config and model_type not in ALWAYS_WITH_ALIBI:
         return text_config["max_position_embeddings"]
     return length
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from jaxis.bringup.analyze.axes import AxisRow, Feature, ModelFacts
+from jaxis.config.checkpoint_values import ALWAYS_WITH_ALIBI
 from jaxis.config.hf_config import HFConfig, experts_per_token, num_experts
 from jaxis.config.rope_config import ROPE_ALIASES, ROPE_TYPES, rope_config
 from jaxis.errors import ConfigError
@@ -60,7 +61,7 @@ def _has_alibi(config: HFConfig) -> bool:
     """Whether scores have biases by distance; BLOOM's always do."""
     inner = config.get("attn_config")  # MPT's
     of_attention = inner.get("alibi", False) if isinstance(inner, HFConfig) else False
-    return bool(config.get("alibi") or of_attention or config.get("model_type") == "bloom")
+    return bool(config.get("alibi") or of_attention or config.get("model_type") in ALWAYS_WITH_ALIBI)
 
 
 def _output_gate(config: HFConfig) -> list[Feature]:
