@@ -148,7 +148,8 @@ class _Params:
         others = sorted(k for k, v in self.values.items() if v is not None and k not in self._taken | unused)
         if others:
             raise ConfigError(
-                f"{self.source} has keys that are not known ({', '.join(others)}): it is of a newer model"
+                f"{self.source} has keys that are not known ({', '.join(others)}): it is of a newer model, which needs "
+                "a newer jaxis or the checkpoint in Hugging Face format"
             )
 
 
