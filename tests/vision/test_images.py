@@ -4,7 +4,9 @@ import dataclasses
 import io
 import itertools
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from jaxis import LLM, SamplingParams
 from jaxis.cli.chat_commands import run_command
@@ -75,6 +77,36 @@ def test_prompts_with_other_images_share_no_blocks_after_them(llm):
     # The same image with the same tokens before and after it, at another place of its block.
     [moved] = llm.generate([prompt_of(images[1], images[1], text=text)], SHORT)
     assert moved.num_cached_tokens == (len(text) + 30) // 16 * 16
+
+
+def test_one_image_in_other_files_is_the_same_image(llm):
+    """Its digest, its blocks in the cache, and the answer, bit for bit."""
+    image, text, outputs, digests = random_image(40, 40, seed=25), "These are the tokens of several blocks: ", [], []
+    exif = Image.Exif()
+    exif[0x010E] = "Another text in another file"
+    files = (("PNG", {}), ("PNG", {"compress_level": 1, "exif": exif}), ("WEBP", {"lossless": True}))
+    encoded = encoder(llm).num_encoded
+    for kind, options in files:
+        data = io.BytesIO()
+        image.save(data, kind, **options)
+        prompt = prompt_of(data.getvalue(), text=text)
+        digests.append([item.digest for item in llm._tokenize(prompt, "the prompt").inputs])
+        outputs.append(llm.generate([prompt], SHORT)[0])
+    assert digests[1:] == digests[:1] * 2
+    assert list(map(bits, outputs[1:])) == [bits(outputs[0])] * 2
+    assert all(output.num_cached_tokens >= len(output.prompt_token_ids) - 16 for output in outputs[1:])
+    assert encoder(llm).num_encoded == encoded + 1
+
+
+def test_palettes_tell_images_with_the_same_indices_apart(llm):
+    palettes = [[each for color in colors for each in color] for colors in ([(0, 0, 0), (9, 9, 9)], [(1, 0, 0)] * 2)]
+    images = []
+    for palette in palettes:
+        image = Image.fromarray(np.asarray(random_image(40, 40, seed=26).convert("L")) % 2, "P")
+        image.putpalette(palette)
+        images.append(image)
+    digests = {llm._tokenize(prompt_of(image), "the prompt").inputs[0].digest for image in images}
+    assert len(digests) == 2
 
 
 def test_preempted_and_aborted_requests_leave_nothing(reference):
