@@ -15,6 +15,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from safetensors.numpy import load_file
 
 Tensors = dict[str, np.ndarray]
@@ -72,7 +73,22 @@ ARCHITECTURES = {
     "Exaone4ForCausalLM": "exaone4",
     "OlmoeForCausalLM": "olmoe",
     "Qwen2MoeForCausalLM": "qwen2moe",
+    "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
+    "OlmoForCausalLM": "olmo",
+    "MiniCPMForCausalLM": "minicpm",
+    "Dots1ForCausalLM": "dots1",
+    "BailingMoeV2ForCausalLM": "bailingmoe2",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
+    "HunYuanMoEV1ForCausalLM": "hunyuan-moe",
+    "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
+    "PhimoeForCausalLM": "phimoe",
+    "Gemma3nForCausalLM": "gemma3n",
+    "Gemma4ForCausalLM": "gemma4",
+    "Qwen3NextForCausalLM": "qwen3next",
 }
+# Whose rows of queries and keys `LlamaModel.permute` changes.
+_PERMUTED = ("llama", "granite", "mistral3", "smollm3", "arcee", "olmo", "minicpm", "granitemoe")
 _USUAL_KEYS = {
     **dict.fromkeys(("n_embd", "d_model"), "hidden_size"),
     **dict.fromkeys(("n_head", "n_heads"), "num_attention_heads"),
@@ -431,6 +447,134 @@ def _qwen2moe_keys(config: dict, *_: Any) -> dict[str, Any]:
     }
 
 
+def _hunyuan_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    return {
+        "rope.freq_base": rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2)),
+        "rope.scaling.type": "none",
+        "rope.scaling.factor": 1.0,
+        "rope.scaling.original_context_length": 256 * 1024,
+    }
+
+
+def _hunyuan_moe_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    return {
+        **_hunyuan_keys(config, head_dim, rope),
+        "expert_feed_forward_length": config["intermediate_size"],
+        "expert_shared_feed_forward_length": config["intermediate_size"],
+        "expert_used_count": config["moe_topk"],
+        "expert_shared_count": 1,
+    }
+
+
+def _olmo_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": config["clip_qkv"]}
+
+
+def _minicpm_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {
+        "embedding_scale": float(config["scale_emb"]),
+        "residual_scale": config["scale_depth"] / config["num_hidden_layers"] ** 0.5,
+        "logit_scale": config["hidden_size"] / config["dim_model_base"],
+    }
+
+
+def _routed_keys(config: dict, *_: Any) -> dict[str, Any]:
+    """Of DeepSeek V3's routing."""
+    return {
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config.get("n_shared_experts") or config["num_shared_experts"],
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_gating_func": 2,
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": config["norm_topk_prob"],
+    }
+
+
+def _bailingmoe2_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    return {
+        **_routed_keys(config),
+        "expert_count": config["num_experts"],
+        "expert_shared_feed_forward_length": config["moe_intermediate_size"] * config["num_shared_experts"],
+        "rope.dimension_count": int(head_dim * rope["partial_rotary_factor"]),
+        "nextn_predict_layers": config["num_nextn_predict_layers"],
+    }
+
+
+def _ernie4_5_moe_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {
+        "expert_count": config["moe_num_experts"],
+        "expert_used_count": config["moe_k"],
+        "interleave_moe_layer_step": config["moe_layer_interval"],
+        "leading_dense_block_count": config["moe_layer_start_index"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["moe_num_shared_experts"],
+        "expert_shared_feed_forward_length": config["intermediate_size"] // config["num_key_value_heads"],
+    }
+
+
+def _granitemoe_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
+    return {
+        **_granite_keys(config, head_dim),
+        "expert_shared_feed_forward_length": config.get("shared_intermediate_size") or None,
+    }
+
+
+def _gemma3n_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
+    return {
+        **_gemma3_keys(config),
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "altup.active_idx": config["altup_active_idx"],
+        "altup.num_inputs": config["altup_num_inputs"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "activation_sparsity_scale": [
+            torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(share)).item()
+            for share in config["activation_sparsity_pattern"]
+        ],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
+        "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+    }
+
+
+def _gemma4_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
+    layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    full_layer = config["layer_types"].index("full_attention")
+    of_full = config["per_layer_config"][str(full_layer)]
+    full_dim = of_full["head_dim"]
+    width = config["intermediate_size"]
+    is_wide, full_heads = config["use_double_wide_mlp"], of_full.get("num_key_value_heads")
+    local_heads = config["num_key_value_heads"]
+    return {
+        **_gemma3_keys(config),
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
+        "attention.key_length": full_dim,
+        "attention.value_length": full_dim,
+        "attention.key_length_swa": head_dim,
+        "attention.value_length_swa": head_dim,
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["top_k_experts"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "feed_forward_length": [width if i < layers - shared else 2 * width for i in range(layers)]
+        if is_wide
+        else width,
+        "attention.head_count_kv": local_heads
+        if full_heads is None
+        else [local_heads if kind == "sliding_attention" else full_heads for kind in config["layer_types"]],
+        "rope.dimension_count": full_dim,
+        "rope.dimension_count_swa": head_dim,
+        "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+    }
+
+
+def _qwen3next_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    keys = _qwen35_keys(config, head_dim, rope)
+    del keys["rope.dimension_sections"]
+    return keys
+
+
 def _no_keys(*_: Any) -> dict[str, Any]:
     return {}
 
@@ -484,6 +628,18 @@ _SPECIAL_KEYS = {
     "exaone4": _exaone4_keys,
     "olmoe": _no_keys,
     "qwen2moe": _qwen2moe_keys,
+    "hunyuan-dense": _hunyuan_keys,
+    "olmo": _olmo_keys,
+    "minicpm": _minicpm_keys,
+    "dots1": _routed_keys,
+    "bailingmoe2": _bailingmoe2_keys,
+    "ernie4_5-moe": _ernie4_5_moe_keys,
+    "hunyuan-moe": _hunyuan_moe_keys,
+    "granitemoe": _granitemoe_keys,
+    "phimoe": _phi3_keys,
+    "gemma3n": _gemma3n_keys,
+    "gemma4": _gemma4_keys,
+    "qwen3next": _qwen3next_keys,
 }
 
 
@@ -491,15 +647,22 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
     """Tensors as `modify_tensors` changes them, by their names in the file."""
     heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
     tensors = _stacked_experts(_split_fused_experts(tensors, architecture))
+    tensors = _split_granite_blocks(tensors)
     if config.get("tie_word_embeddings"):
         tensors.pop("lm_head.weight", None)
-    if architecture in ("llama", "granite", "mistral3", "smollm3", "arcee"):
+    if architecture in _PERMUTED:
         for name in tensors:
             if re.search(r"\.[qk]_proj\.(weight|bias)$", name):
                 tensors[name] = _permute(tensors[name], kv_heads if ".k_proj" in name else heads)
     if architecture in _SPECIAL_KEYS_OF_CLASSICS:
         tensors = _of_classic(config, architecture, tensors)
-    if architecture.startswith(("gemma", "nemotron")):
+    if architecture == "qwen3next":
+        tensors = {
+            name: _unchanged_heads(name, tensor) for name, tensor in _unpacked_delta_net(config, tensors).items()
+        }
+    if architecture == "gemma3n":
+        tensors = _stacked_projections(tensors)
+    if architecture in ("gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron"):
         tensors = {name: t + 1 if name.endswith("norm.weight") else t for name, t in tensors.items()}
     if architecture.startswith("qwen35"):
         tensors = {name: _of_delta_net(config, name, tensor) for name, tensor in tensors.items()}
@@ -512,8 +675,10 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
     for name, tensor in tensors.items():
         name = re.sub(r"e_score_correction_bias$", "e_score_correction.bias", name)
         name = re.sub(r"expert_bias$", "expert_bias.bias", re.sub(r"\.dt_bias$", ".dt_proj.bias", name))
-        name = f"{name}.weight" if name.endswith("sinks") else name
-        mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        name = f"{name}.weight" if name.endswith(("sinks", "layer_scalar", "output_scale")) else name
+        name = re.sub(r"router\.scale$", "router.proj.scale", name)
+        name = re.sub(r"router\.per_expert_scale$", "experts.down_proj.scale", name)
+        mapped = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
         assert mapped is not None, name
         found[mapped] = tensor
     return found | _rope_tensors(config)
@@ -581,12 +746,53 @@ def _of_delta_net(config: dict, name: str, tensor: np.ndarray) -> np.ndarray:
     return tiled(tensor.T, value_dim).T if ".linear_attn.out_proj." in name else tensor
 
 
+def _unpacked_delta_net(config: dict, tensors: Tensors) -> Tensors:
+    """Queries, keys, values and gates of each key head -> all queries, keys and values in one, all gates in another."""
+    groups, key_dim = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    values_dim = config["linear_num_value_heads"] // groups * config["linear_value_head_dim"]
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        if ".in_proj_qkvz." in name:
+            parts = np.split(
+                tensor.reshape(groups, -1, tensor.shape[1]), np.cumsum([key_dim, key_dim, values_dim]), axis=1
+            )
+            q, k, v, z = (part.reshape(-1, tensor.shape[1]) for part in parts)
+            found[name.replace("qkvz", "qkv")] = np.concatenate([q, k, v])
+            found[name.replace("qkvz", "z")] = z
+        else:
+            found[name] = tensor
+    return found
+
+
+def _unchanged_heads(name: str, tensor: np.ndarray) -> np.ndarray:
+    """A instead of its logarithm, norms with 1 added; value heads stay in their order."""
+    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        return tensor + 1
+    if name.endswith(".A_log"):
+        return -np.exp(tensor)
+    return tensor.squeeze(1) if name.endswith("conv1d.weight") else tensor
+
+
+def _stacked_projections(tensors: Tensors) -> Tensors:
+    """Gemma 3n's projections of further states in one tensor each, and all tables of as many rows."""
+    found = {name: tensor for name, tensor in tensors.items() if "altup" not in name.split(".")[1]}
+    for each in ("altup_projections", "altup_unembed_projections"):
+        members = [name for name in tensors if name.startswith(f"model.{each}.")]
+        found[f"model.{each}.weight"] = np.stack([tensors[name] for name in sorted(members)])
+    rows = len(found["model.embed_tokens.weight"])
+    table = found["model.embed_tokens_per_layer.weight"]
+    found["model.embed_tokens_per_layer.weight"] = np.pad(table, ((0, rows - len(table)), (0, 0)))
+    return found
+
+
 def _split_fused_experts(tensors: Tensors, architecture: str) -> Tensors:
     """Stacks of experts with gate and up in one -> [X, out, in] each; GPT-OSS interleaves the two.
 
     GPT-OSS and Llama 4 have [X, in, out], Qwen 3.5 [X, out, in].
     """
     found: Tensors = {}
+    if architecture == "gemma4":  # whose file has gate and up in one as well
+        return {f"{name}.weight" if ".experts." in name else name: tensor for name, tensor in tensors.items()}
     is_turned = not architecture.startswith("qwen35")
     for name, tensor in tensors.items():
         if ".experts.gate_up_proj" in name:
@@ -623,6 +829,25 @@ def _stacked_experts(tensors: Tensors) -> Tensors:
     return found
 
 
+def _split_granite_blocks(tensors: Tensors) -> Tensors:
+    """Granite's projections with gate and up in one, of all experts or of the block that every token goes through."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        layer, _, rest = name.partition(".block_sparse_moe.")
+        if rest == "input_linear.weight":
+            gate, up = np.split(tensor, 2, axis=1)
+            found |= {f"{layer}.mlp.experts.gate_proj.weight": gate, f"{layer}.mlp.experts.up_proj.weight": up}
+        elif rest == "output_linear.weight":
+            found[f"{layer}.mlp.experts.down_proj.weight"] = tensor
+        elif name.endswith(".shared_mlp.input_linear.weight"):
+            base = name.removesuffix(".shared_mlp.input_linear.weight")
+            for each, part in zip(("gate", "up"), np.split(tensor, 2), strict=True):
+                found[f"{base}.mlp.shared_expert.{each}_proj.weight"] = part
+        else:
+            found[name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")] = tensor
+    return found
+
+
 def _separate_latent_heads(config: dict, tensors: Tensors) -> Tensors:
     found: Tensors = {}
     nope = config["qk_nope_head_dim"]
@@ -640,6 +865,10 @@ def _rope_tensors(config: dict) -> Tensors:
     """The divisors of frequencies that llama.cpp keeps as tensors."""
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
+    if rope.get("rope_type") == "proportional":
+        dim = next(iter(config["per_layer_config"].values()))["head_dim"]
+        rotated = int(dim * rope["partial_rotary_factor"] / 2)
+        return {"rope_freqs.weight": np.asarray([1.0] * rotated + [1e30] * (dim // 2 - rotated))}
     if rope.get("rope_type") == "longrope":
         return {
             "rope_factors_long.weight": np.asarray(rope["long_factor"]),

@@ -9,6 +9,7 @@ from jaxis.errors import CheckpointError
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.byte_level_files import SPLIT_RULES
 from jaxis.tokenizer.gguf import gguf_tokenizer
+from jaxis.tokenizer.sentencepiece import Piece, derive_merges
 from tests.support.gguf_tokenizers import (
     CONTROL,
     NORMAL,
@@ -71,6 +72,19 @@ def test_ids_of_a_gemma_vocabulary_equal_sentencepiece(gemma_processor, gemma_me
     runs = [f"a{' ' * n}b" for n in range(40)] + ["\n" * n + "<b>x</b>" for n in range(30)] + [" " * 50]
     for text in [*TEXTS_WITHOUT_TOKENS, *random_texts(300), *runs]:
         assert ours.encode(text, add_special_tokens=False) == gemma_processor[0].encode(text), text
+
+
+def test_ids_of_a_gemma_4_vocabulary_which_lists_its_merges_equal_sentencepiece(gemma_processor, gemma_metadata):
+    """Its merges are those that transformers derives of the same vocabulary."""
+    columns = [gemma_metadata[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores", "token_type")]
+    pieces = [Piece(text.replace(" ", "▁"), *rest) for text, *rest in zip(*columns, strict=True)]
+    merges = [" ".join(merge) for merge in derive_merges(pieces)]
+    ours = load(edited(gemma_metadata, model="gemma4", tokens=[piece.text for piece in pieces], merges=merges))
+    runs = [f"a{' ' * n}b" for n in range(40)] + ["\n" * n + "<b>x</b>" for n in range(30)] + [" " * 50]
+    for text in [*TEXTS_WITHOUT_TOKENS, *random_texts(300), *runs]:
+        assert ours.encode(text, add_special_tokens=False) == gemma_processor[0].encode(text), text
+        assert ours.encode(text)[0] == 1
+        assert ours.decode(ours.encode(text)) == text
 
 
 def test_ids_of_a_unigram_vocabulary_are_those_of_transformers_xlm_roberta(tmp_path):
@@ -145,6 +159,9 @@ SPLITS = {
     "deepseek-llm": ("x 12東京 ok! \r\n", ["x", " ", "1", "2", "東京", " ok", "!", " ", "\r", "\n"]),
     "deepseek-coder": ("x 12東京 ok!\n", ["x", " ", "1", "2", "東京", " ok", "!", "\n"]),
     "deepseek-v3": ("x 1234東京 ok!\n.net", ["x", " ", "123", "4", "東京", " ok", "!\n", ".net"]),
+    "bailingmoe2": ("it's 12\r\n x", ["it", "'s", " ", "1", "2", "\r\n", " x"]),
+    "minimax-m2": ("helloWorld DON'T 1234", ["hello", "World", " DON'T", " ", "123", "4"]),
+    "seed-coder": ("it's 12 +\n x", ["it", "'s", " ", "1", "2", " +", "\n", " x"]),
     "kimi-k2": ("x 1234東京abc don't!\n", ["x", " ", "123", "4", "東京", "abc", " don't", "!\n"]),
 }
 

@@ -76,5 +76,6 @@ FAMILY = Family(
     "Ling 2.0 mini, flash, 1T; Ring 2.0; Sarvam 30B",
     (BailingMoeV2ForCausalLM,),
     "norms on heads, packed projections, partial RoPE, DeepSeek V3's routing",
+    gguf=("bailingmoe2",),
     other_names={"SarvamMoEForCausalLM": BailingMoeV2ForCausalLM},
 )

@@ -58,4 +58,4 @@ def _span(scope: LayerScope) -> AttentionSpan:
     return AttentionSpan(window) if scope.layer_index >= config.get("max_window_layers", 62) else FULL_CONTEXT
 
 
-FAMILY = Family("dots.llm1", (Dots1ForCausalLM,), "norms on heads, DeepSeek V3's routing")
+FAMILY = Family("dots.llm1", (Dots1ForCausalLM,), "norms on heads, DeepSeek V3's routing", gguf=("dots1",))

@@ -80,4 +80,5 @@ FAMILY = Family(
     "ERNIE 4.5 MoE",
     (Ernie4_5_MoeForCausalLM,),
     "interleaved RoPE, experts by softmax with a selection bias, shared experts",
+    gguf=("ernie4_5-moe",),
 )

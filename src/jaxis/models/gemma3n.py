@@ -218,5 +218,6 @@ FAMILY = Family(
     "four hidden states a token, of which layers compute one (AltUp); residuals of a low rank (LAuReL); most "
     "gates of the first ten layers are 0; embeddings of each layer's own; the last layers attend to the keys "
     "and values of earlier ones",
+    gguf=("gemma3n",),
     tiny={"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": lambda twin: twin["vocab_size"]},
 )

@@ -283,6 +283,7 @@ FAMILY = Family(
     "a window in most layers; heads of 512 in the full ones, whose values are their keys from 12B on; the "
     "last layers of E2B and E4B attend to the keys and values of earlier ones, and every layer has embeddings "
     "of its own; 26B-A4B has 128 experts beside the dense feed-forward",
+    gguf=("gemma4",),
     tiny={
         "global_head_dim": 48,
         "num_global_key_value_heads": 1,

@@ -86,11 +86,15 @@ class GraniteMoeSWAForCausalLM(GraniteMoeSharedForCausalLM):
 
 
 FAMILY = Family(
-    "Granite 3 MoE", (GraniteMoeForCausalLM,), "as Granite 3, with experts stored in one tensor a projection"
+    "Granite 3 MoE",
+    (GraniteMoeForCausalLM,),
+    "as Granite 3, with experts stored in one tensor a projection",
+    gguf=("granitemoe",),
 )
 
 SHARED_FAMILY = Family(
     "Granite MoE Shared, Granite MoE SWA",
     (GraniteMoeSharedForCausalLM, GraniteMoeSWAForCausalLM),
     "as Granite 3 MoE, with a block that every token goes through; SWA: as Granite SWA",
+    gguf=("granitemoe",),
 )

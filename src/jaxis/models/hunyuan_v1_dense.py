@@ -45,4 +45,5 @@ FAMILY = Family(
     "Hunyuan 0.5B to 7B",
     (HunYuanDenseV1ForCausalLM,),
     "norms on heads after RoPE, whose base is larger by a fixed alpha",
+    gguf=("hunyuan-dense",),
 )

@@ -71,5 +71,8 @@ def _of_layer(scope: LayerScope, key: str) -> int:
 
 
 FAMILY = Family(
-    "Hunyuan A13B", (HunYuanMoEV1ForCausalLM,), "norms on heads after RoPE, 64 experts beside one shared block"
+    "Hunyuan A13B",
+    (HunYuanMoEV1ForCausalLM,),
+    "norms on heads after RoPE, 64 experts beside one shared block",
+    gguf=("hunyuan-moe",),
 )

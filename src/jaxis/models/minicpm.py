@@ -74,4 +74,5 @@ FAMILY = Family(
     "MiniCPM 1B, 2B, MiniCPM4; MiniCPM3 4B",
     (MiniCPMForCausalLM, MiniCPM3ForCausalLM),
     "multipliers on embeddings, residuals and logits; MiniCPM3: latent attention",
+    gguf=("minicpm",),
 )

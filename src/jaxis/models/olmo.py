@@ -45,4 +45,6 @@ class OlmoForCausalLM(CausalLM):
         return DecoderOptions(norm=_UnweightedLayerNorm(scope))
 
 
-FAMILY = Family("OLMo", (OlmoForCausalLM,), "LayerNorm without weights, clipped queries, keys and values")
+FAMILY = Family(
+    "OLMo", (OlmoForCausalLM,), "LayerNorm without weights, clipped queries, keys and values", gguf=("olmo",)
+)

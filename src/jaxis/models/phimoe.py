@@ -63,5 +63,6 @@ FAMILY = Family(
     "Phi-3.5-MoE",
     (PhimoeForCausalLM,),
     "experts by SparseMixer, LayerNorm, biases, LongRoPE",
+    gguf=("phimoe",),
     other_names={"PhiMoEForCausalLM": PhimoeForCausalLM},
 )

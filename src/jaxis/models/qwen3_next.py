@@ -64,5 +64,6 @@ FAMILY = Family(
     (Qwen3NextForCausalLM,),
     "gated delta networks in three of four layers, whose state has a fixed size; a gate on attention's "
     "output; 512 experts and a shared one behind a gate",
+    gguf=("qwen3next",),
     tiny=TINY_DELTA_NET,
 )

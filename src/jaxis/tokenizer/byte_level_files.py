@@ -38,6 +38,9 @@ _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _AFTER_WORDS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3_PATTERN = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _AFTER_WORDS
 QWEN2_PATTERN = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _AFTER_WORDS
+_BAILING_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _QWEN35_PATTERN = (
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -93,15 +96,20 @@ SPLIT_RULES = {
         single_digits=True,
     ),
     "deepseek-coder": SplitRules(patterns=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EASTERN), single_digits=True),
-    "deepseek-v3": SplitRules(patterns=(r"\p{N}{1,3}", _CJK, _DEEPSEEK_V3_PATTERN)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), SplitRules(patterns=(r"\p{N}{1,3}", _CJK, _DEEPSEEK_V3_PATTERN))),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2"), SplitRules(patterns=(_BAILING_PATTERN,))),
+    "seed-coder": SplitRules(
+        patterns=(_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)
+    ),
+    "minimax-m2": SplitRules(patterns=(GPT4O_PATTERN,)),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
     "tekken": SplitRules(patterns=(TEKKEN_PATTERN,), ignore_merges=True),
     "kimi-k2": SplitRules(patterns=(KIMI_PATTERN,), ignore_merges=True),
     "command-r": SplitRules(nfc=True, single_digits=True, gpt2_pattern=True),
     **dict.fromkeys(("starcoder", "refact", "smollm", "exaone"), _GPT2_DIGITS),
-    **dict.fromkeys(("gpt-2", "phi-2"), _GPT2),
+    **dict.fromkeys(("gpt-2", "phi-2", "exaone4"), _GPT2),
     **dict.fromkeys(("olmo", "mpt"), SplitRules(nfc=True, gpt2_pattern=True)),
-    "stablelm2": SplitRules(patterns=(QWEN2_PATTERN,)),
+    **dict.fromkeys(("stablelm2", "hunyuan"), SplitRules(patterns=(QWEN2_PATTERN,))),
     "bloom": SplitRules(patterns=(r" ?[^(\s|.,!?…。，、।۔،)]+",)),
 }
 

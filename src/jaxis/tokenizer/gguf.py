@@ -52,6 +52,7 @@ END_OF_TURN_TOKENS = frozenset(
         "<|eot_id|>",
         "<|eom_id|>",
         "<end_of_turn>",
+        "<turn|>",
         "<|end|>",
         "<|endoftext|>",
         "<|end_of_text|>",
@@ -87,12 +88,12 @@ def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> tuple[tokenizers
     """
     values = _Values(metadata, source)
     model = values.get("model", str)
-    if model not in ("bert", "llama", "gpt2", "t5"):
+    if model not in ("bert", "gemma4", "llama", "gpt2", "t5"):
         raise CheckpointError(
             f"{source} has no tokenizer"
             if model in _NO_TOKENIZER
             else f"{source} has a tokenizer of the kind {model!r}; supported: 'llama' (SentencePiece BPE), 't5' "
-            f"(SentencePiece Unigram), 'gpt2' (byte-level BPE) and 'bert' (WordPiece); {_INSTEAD}"
+            f"(SentencePiece Unigram), 'gpt2' (byte-level BPE), 'gemma4' and 'bert' (WordPiece); {_INSTEAD}"
         )
     pieces = _pieces(values)
     ids = _special_token_ids(values, len(pieces), model)
@@ -102,6 +103,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> tuple[tokenizers
         backend = _wordpiece_backend(values, pieces, ids)
     elif model == "llama":
         backend = _sentencepiece_backend(values, pieces)
+        _add_ends(backend, values, ids, adds_bos=True)
+    elif model == "gemma4":  # SentencePiece's spelling, with merges of its own
+        backend = sentencepiece_bpe_backend(pieces, "never", source, merges=_merges(values))
         _add_ends(backend, values, ids, adds_bos=True)
     elif model == "t5":
         backend = _unigram_backend(values, pieces, ids)
@@ -204,7 +208,7 @@ def _sentencepiece_backend(values: _Values, pieces: list[Piece]) -> tokenizers.T
     elif writes_spaces_after_special_tokens(pieces):
         prefix = "first"
     backend = sentencepiece_bpe_backend([_with_word_starts(piece) for piece in pieces], prefix, values.source)
-    if values.architecture == "phi3":
+    if values.architecture in ("phi3", "phimoe"):
         backend.add_tokens(
             [
                 AddedToken(token.content, special=token.special, normalized=False, rstrip=True)
@@ -287,6 +291,19 @@ def _gpt2_backend(values: _Values, pieces: list[Piece]) -> tokenizers.Tokenizer:
         raise CheckpointError(
             f"{values.source} {what} (tokenizer.ggml.pre); a guess would give wrong tokens; {_INSTEAD}"
         )
+    vocab = {piece.text: i for i, piece in enumerate(pieces)}
+    backend = byte_level_backend(vocab, _merges(values), SPLIT_RULES[pre], values.source)
+    backend.add_tokens(
+        [
+            AddedToken(piece.text, special=piece.type != PieceType.USER_DEFINED, normalized=False)
+            for piece in pieces
+            if piece.type in (PieceType.CONTROL, PieceType.UNKNOWN, PieceType.USER_DEFINED)
+        ]
+    )
+    return backend
+
+
+def _merges(values: _Values) -> list[tuple[str, str]]:
     merges = values.array("merges", str)
     if merges is None:
         raise values.fault("tokenizer.ggml.merges is missing")
@@ -296,16 +313,7 @@ def _gpt2_backend(values: _Values, pieces: list[Piece]) -> tokenizers.Tokenizer:
         if not (left and space and right):
             raise values.fault(f"tokenizer.ggml.merges has {merge!a}, which is not two tokens")
         pairs.append((left, right))
-    vocab = {piece.text: i for i, piece in enumerate(pieces)}
-    backend = byte_level_backend(vocab, pairs, SPLIT_RULES[pre], values.source)
-    backend.add_tokens(
-        [
-            AddedToken(piece.text, special=piece.type != PieceType.USER_DEFINED, normalized=False)
-            for piece in pieces
-            if piece.type in (PieceType.CONTROL, PieceType.UNKNOWN, PieceType.USER_DEFINED)
-        ]
-    )
-    return backend
+    return pairs
 
 
 def _whole_tokenizer(text: str, source: str) -> tokenizers.Tokenizer:

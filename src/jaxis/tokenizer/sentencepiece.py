@@ -249,6 +249,7 @@ def sentencepiece_bpe_backend(
     *,
     cleaning: Sequence[normalizers.Normalizer] = (),
     byte_fallback: bool = True,
+    merges: Sequence[tuple[str, str]] | None = None,
 ) -> tokenizers.Tokenizer:
     """A tokenizer of a SentencePiece BPE vocabulary.
 
@@ -258,10 +259,11 @@ def sentencepiece_bpe_backend(
       source: What the vocabulary was read from, for errors.
       cleaning: What is done to a string before its spaces are marked.
       byte_fallback: Whether what is not in the vocabulary becomes one token for each byte of its UTF-8 form.
+      merges: Pairs of pieces, the first to be merged first; None: those that follow from the pieces' scores.
     """
     unknown = next((piece.text for piece in pieces if piece.type == PieceType.UNKNOWN), None)
     vocab = {piece.text: i for i, piece in enumerate(pieces)}
-    merges = derive_merges(pieces)
+    merges = derive_merges(pieces) if merges is None else merges
     model = bpe_model(vocab, merges, source, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
     return _backend(model, pieces, prefix, cleaning)
 

@@ -231,14 +231,30 @@ def test_unknown_tensors_are_named(new, llama, tmp_path, monkeypatch):
         GGUFCheckpoint(tmp_path / "m.gguf")
 
 
-def test_layers_after_the_models_own_are_left_out(tmp_path):
+def test_layers_after_the_models_own_are_left_out(tmp_path, monkeypatch):
     """GLM-4.5's files have its prediction layer, which counts as a block."""
     folder = folder_of("GLM-4.5 MoE, groups, two dense layers")
+    rename(monkeypatch, "blk.2.attn_output.weight", "blk.2.nextn.eh_proj.weight")
     write_gguf(folder, tmp_path / "m.gguf", keys={"nextn_predict_layers": 1})
     with GGUFCheckpoint(tmp_path / "m.gguf") as checkpoint:
         assert checkpoint.config["num_hidden_layers"] == 2
         assert checkpoint.config["num_nextn_predict_layers"] == 1
         assert not [name for name in checkpoint.names() if ".layers.2." in name]
+
+
+def test_parts_of_a_tensor_are_of_one_type(tmp_path):
+    """Granite's block that every token goes through is one tensor in the checkpoint, and two in the file."""
+
+    def quantize(name, tensor):
+        kind = gguf.GGMLQuantizationType.Q8_0 if name == "blk.1.ffn_up_shexp.weight" else None
+        return kind and (gguf.quants.quantize(tensor, kind), kind)
+
+    write_gguf(folder_of("Granite MoE Shared"), tmp_path / "m.gguf", quantize=quantize)
+    message = (
+        "tensors 'blk.1.ffn_gate_shexp.weight' and 'blk.1.ffn_up_shexp.weight' are parts of one .* different types"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        GGUFCheckpoint(tmp_path / "m.gguf")
 
 
 def write_keys(path, architecture="llama", **keys):
@@ -256,7 +272,7 @@ def write_keys(path, architecture="llama", **keys):
 @pytest.mark.parametrize(
     ("architecture", "keys", "message"),
     [
-        ("mamba", {}, "has the architecture 'mamba'; supported in GGUF files: arcee, bert, bloom,"),
+        ("rwkv7", {}, "has the architecture 'rwkv7'; supported in GGUF files: arcee, bailingmoe2, bert, bloom,"),
         ("clip", {}, "is the vision part of a model"),
         ("llama", {"type": "adapter"}, "is not a language model but of the type 'adapter'"),
         ("llama", {"type": "mmproj"}, "is not a language model but of the type 'mmproj'"),

@@ -82,7 +82,7 @@ class DequantizedTensors:
     def _plan(self) -> list[tuple[str, _Tensor]]:
         planned: list[tuple[str, _Tensor]] = []
         for name in self._checkpoint.names():
-            if name.endswith(".scale"):
+            if name.endswith(".scale") and f"{name.removesuffix('.scale')}.weight" in self._checkpoint:
                 continue  # part of a weight of blocks
             self._count(name)
             if name.endswith(_LATENT_PARTS):
@@ -148,9 +148,9 @@ class DequantizedTensors:
         return f"{module}.weight", _Tensor(TensorHeader(self._dtype_of(parts["k_b"]), shape), make)
 
     def _stack(self, experts: str, projection: str, suffix: str) -> tuple[str, _Tensor]:
-        """All experts' projections in one tensor: inputs before outputs, gate and up joined."""
-        assert self._order is not None
-        interleaved = self._order.interleaved
+        """All experts' projections in one tensor, gate and up joined."""
+        order = self._order
+        assert order is not None
         count = 0
         while f"{experts}.{count}.{projection}.{suffix}" in self._checkpoint:
             count += 1
@@ -158,18 +158,20 @@ class DequantizedTensors:
         def members(which: str) -> list[np.ndarray]:
             return [self._floats(f"{experts}.{i}.{which}.{suffix}").swapaxes(-1, 0) for i in range(count)]
 
-        first = f"{experts}.0.{projection}.{suffix}"
-        shape = (count, *self._shape(first)[::-1])
-        ending = "_bias" if suffix == "bias" else ""
-        if projection == "down_proj":
-            header = TensorHeader(self._dtype_of(first), shape)
-            return f"{experts}.down_proj{ending}", _Tensor(header, lambda: np.stack(members("down_proj")))
-        header = TensorHeader(self._dtype_of(first), (*shape[:-1], 2 * shape[-1]))
+        def turned(stack: np.ndarray) -> np.ndarray:
+            return stack.swapaxes(-1, -2) if order.outputs_first else stack
 
         def make() -> np.ndarray:
-            return join_gate_up(members("gate_proj"), members("up_proj"), interleaved=interleaved)
+            if projection == "down_proj":
+                return turned(np.stack(members("down_proj")))
+            return turned(join_gate_up(members("gate_proj"), members("up_proj"), interleaved=order.interleaved))
 
-        return f"{experts}.gate_up_proj{ending}", _Tensor(header, make)
+        first = f"{experts}.0.{projection}.{suffix}"
+        size_out, *sizes_in = self._shape(first)
+        size_out *= 1 if projection == "down_proj" else 2
+        shape = (count, size_out, *sizes_in) if order.outputs_first else (count, *sizes_in, size_out)
+        name = experts.removesuffix("experts") + (order.down if projection == "down_proj" else order.gate_up)
+        return name + ("_bias" if suffix == "bias" else ""), _Tensor(TensorHeader(self._dtype_of(first), shape), make)
 
 
 def _fits_bfloat16(tensor: np.ndarray) -> bool:

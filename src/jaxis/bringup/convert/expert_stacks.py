@@ -1,4 +1,4 @@
-"""Experts that a Hugging Face checkpoint holds in one tensor for all, `[X, in, out]`, with gate and up joined."""
+"""Experts that a Hugging Face checkpoint holds in one tensor for all, with gate and up joined."""
 
 from __future__ import annotations
 
@@ -10,17 +10,29 @@ import numpy as np
 
 @dataclass(frozen=True)
 class GateUpOrder:
-    """How `gate_up_proj` joins the outputs of gate and up.
+    """How a tensor of all experts joins the outputs of gate and up.
 
     Attributes:
       interleaved: They alternate, instead of all of gate's coming first.
+      outputs_first: The tensors of all experts are [X, out, in], instead of [X, in, out].
+      gate_up, down: Their names beside the experts' own.
     """
 
     interleaved: bool
+    outputs_first: bool = False
+    gate_up: str = "experts.gate_up_proj"
+    down: str = "experts.down_proj"
 
+
+_GRANITE = GateUpOrder(False, outputs_first=True, gate_up="input_linear.weight", down="output_linear.weight")
 
 # By architecture, as llama.cpp names it; others have a tensor for each expert.
-GATE_UP_ORDERS: Mapping[str, GateUpOrder] = {"gpt-oss": GateUpOrder(True), "llama4": GateUpOrder(False)}
+GATE_UP_ORDERS: Mapping[str, GateUpOrder] = {
+    "gpt-oss": GateUpOrder(True),
+    "llama4": GateUpOrder(False),
+    "gemma4": GateUpOrder(False, outputs_first=True),
+    **dict.fromkeys(("granitemoe", "granitehybrid"), _GRANITE),
+}
 
 
 def split_gate_up(stack: np.ndarray, *, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:

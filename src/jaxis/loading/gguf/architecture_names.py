@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 OF_EACH_HEAD = ".{head}"
 """Ends the name in the layer of tensors that the checkpoint has for each head, and the file all in one."""
 
+OF_EACH = "{}"
+"""In the name of a tensor of no layer: its number, where the file has several in one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArchitectureNames:
@@ -15,7 +18,9 @@ class ArchitectureNames:
 
     Attributes:
       block: Name in the file, without `blk.N.` and `.weight`, -> name in the layer. A value that ends in "=" is the
-        whole name, without `.weight` or `.bias`; see also OF_EACH_HEAD.
+        whole name, without `.weight` or `.bias`. One that ends in "[0]" is of the tensor's first rows, which the rows
+        of "[1]" follow. See also OF_EACH_HEAD. A name in the file may end in its suffix, such as `.scale`, where only
+        tensors with that suffix are called so.
       experts: Name in the layer of what holds the experts.
       projections: What an expert's gate, up and down projections are called.
       permutes_rope: Whether rows of queries and keys are stored so that rotated dimensions are neighbours.
@@ -25,6 +30,7 @@ class ArchitectureNames:
       norm: What the norm after the last layer is called.
       layers: What the layers are called.
       top_level: Name in the file, without `.weight` or `.bias`, -> name, of tensors of no layer; decoders' are alike.
+        See also OF_EACH.
     """
 
     block: Mapping[str, str]
@@ -55,6 +61,16 @@ _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+_OWN_EMBEDDINGS = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_OWN_EMBEDDINGS_OF_MODEL = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 _LATENT_ATTENTION = {
     "attn_norm": "input_layernorm",
@@ -119,6 +135,14 @@ _SHARED_EXPERT = {
     **{f"ffn_{each}_shexp": f"mlp.shared_expert.{each}_proj" for each in ("gate", "up", "down")},
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
+_HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+# Experts' stacks are named as if each expert had tensors of its own.
+_GRANITE_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_shexp": "shared_mlp.input_linear[0]",
+    "ffn_up_shexp": "shared_mlp.input_linear[1]",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
 _LLAMA_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 # By `general.architecture`; "mixtral" is a llama with experts.
@@ -176,6 +200,40 @@ NAMES: Mapping[str, ArchitectureNames] = {
     ),
     "gemma2": ArchitectureNames(block=_GEMMA, adds_one_to_norms=True),
     "gemma3": ArchitectureNames(block=_GEMMA, adds_one_to_norms=True),
+    "gemma3n": ArchitectureNames(
+        block={
+            **_GEMMA,
+            **_OWN_EMBEDDINGS,
+            "altup_correct_coef": "altup.correction_coefs",
+            "altup_correct_scale": "altup.correct_output_scale=",
+            "altup_predict_coef": "altup.prediction_coefs",
+            "altup_router": "altup.modality_router",
+            "altup_router_norm": "altup.router_norm",
+            "laurel_l": "laurel.linear_left",
+            "laurel_r": "laurel.linear_right",
+            "laurel_post_norm": "laurel.post_laurel_norm",
+        },
+        top_level={
+            **_OWN_EMBEDDINGS_OF_MODEL,
+            "altup_proj": f"model.altup_projections.{OF_EACH}",
+            "altup_unembd_proj": f"model.altup_unembed_projections.{OF_EACH}",
+        },
+    ),
+    "gemma4": ArchitectureNames(
+        block={
+            **_GEMMA,
+            **_OWN_EMBEDDINGS,
+            "layer_output_scale": "layer_scalar=",
+            "ffn_gate_inp": "router.proj",
+            "ffn_gate_inp.scale": "router.scale=",
+            "ffn_down_exps.scale": "router.per_expert_scale=",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        },
+        experts="experts",
+        top_level=_OWN_EMBEDDINGS_OF_MODEL,
+    ),
     "command-r": ArchitectureNames(block={**_ATTENTION, **_HEAD_NORMS, **_MLP}),
     "cohere2": ArchitectureNames(block={**_ATTENTION, **_MLP}),
     "deepseek2": ArchitectureNames(block={**_LATENT_ATTENTION, **_MLP, **_ROUTER, **_SHARED_EXPERTS}),
@@ -194,6 +252,7 @@ NAMES: Mapping[str, ArchitectureNames] = {
         block={**_QWEN35, **_ROUTER, **_SHARED_EXPERT},
         adds_one_to_norms=True,
     ),
+    "qwen3next": ArchitectureNames(block={**_QWEN35, **_ROUTER, **_SHARED_EXPERT}, adds_one_to_norms=True),
     "lfm2": ArchitectureNames(block=_SHORT_CONVOLUTIONS, norm="model.embedding_norm"),
     "lfm2moe": ArchitectureNames(
         block=_SHORT_CONVOLUTIONS,
@@ -310,6 +369,43 @@ NAMES: Mapping[str, ArchitectureNames] = {
     ),
     "olmoe": ArchitectureNames(block={**_LLAMA, **_HEAD_NORMS, **_ROUTER}),
     "qwen2moe": ArchitectureNames(block={**_LLAMA, **_ROUTER, **_SHARED_EXPERT}),
+    "hunyuan-dense": ArchitectureNames(block={**_LLAMA, **_HUNYUAN_NORMS}),
+    "olmo": ArchitectureNames(block=_LLAMA, permutes_rope=True),
+    "minicpm": ArchitectureNames(block=_LLAMA, permutes_rope=True),
+    "dots1": ArchitectureNames(block={**_LLAMA, **_HEAD_NORMS, **_ROUTER, **_SHARED_EXPERTS}),
+    "bailingmoe2": ArchitectureNames(
+        block={
+            **_LLAMA,
+            **{"attn_qkv": "attention.query_key_value", "attn_output": "attention.dense"},
+            **{"attn_q_norm": "attention.query_layernorm", "attn_k_norm": "attention.key_layernorm"},
+            **{"ffn_gate_inp": "mlp.gate", "exp_probs_b": "mlp.gate.expert_bias="},
+            **_SHARED_EXPERTS,
+        },
+        top_level={"token_embd": "model.word_embeddings"},
+    ),
+    "ernie4_5-moe": ArchitectureNames(
+        block={
+            **_LLAMA,
+            **{"ffn_gate_inp": "mlp.gate", "exp_probs_b": "mlp.moe_statics.e_score_correction_bias="},
+            **_SHARED_EXPERTS,
+        }
+    ),
+    "hunyuan-moe": ArchitectureNames(
+        block={
+            **_LLAMA,
+            **_HUNYUAN_NORMS,
+            "ffn_gate_inp": "mlp.gate.wg",
+            **{f"ffn_{each}_shexp": f"mlp.shared_mlp.{each}_proj" for each in ("gate", "up", "down")},
+        }
+    ),
+    "granitemoe": ArchitectureNames(
+        block={**_LLAMA, **_GRANITE_EXPERTS}, experts="block_sparse_moe.experts", permutes_rope=True
+    ),
+    "phimoe": ArchitectureNames(
+        block={**_LLAMA, "ffn_gate_inp": "block_sparse_moe.gate"},
+        experts="block_sparse_moe.experts",
+        projections=("w1", "w3", "w2"),
+    ),
     "bert": ArchitectureNames(
         block={
             "attn_q": "attention.self.query",

@@ -16,7 +16,9 @@ from jaxis.loading.gguf.config_keys import Keys
 from jaxis.loading.gguf.config_reader import FULL, SLIDING, ConfigReader, ReadTensor, Values
 from jaxis.loading.gguf.container import GGUFTensor
 from jaxis.loading.gguf.encoder_config import bert, nomic_bert, pooling_values
-from jaxis.loading.gguf.hybrid_config import lfm2, lfm2moe, qwen35, qwen35moe
+from jaxis.loading.gguf.experts_config import WITH_EXPERTS
+from jaxis.loading.gguf.gemma_config import GEMMAS
+from jaxis.loading.gguf.hybrid_config import lfm2, lfm2moe, qwen3next, qwen35, qwen35moe
 from jaxis.loading.gguf.later_config import LATER
 from jaxis.loading.gguf.names import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT
 from jaxis.loading.gguf.stored_part import Sizes
@@ -70,6 +72,7 @@ def read_config(
         reader.head_dim,
         keys.get("expert_count", 0),
         reader.delta_heads,
+        reader.packed_delta_heads,
     )
     return GGUFConfig(reader.names, values, sizes, tuple(keys.assumptions))
 
@@ -111,10 +114,7 @@ def _granite(reader: ConfigReader) -> Values:
         **reader.dense(),
         **reader.rope(),
         **_biases(keys),
-        "embedding_multiplier": keys.get("embedding_scale", 1.0) or 1.0,
-        "residual_multiplier": keys.get("residual_scale", 1.0) or 1.0,
-        "attention_multiplier": keys.get("attention.scale", 0.0) or reader.head_dim**-0.5,
-        "logits_scaling": keys.require("logit_scale"),
+        **reader.granite_multipliers(),
     }
 
 
@@ -510,6 +510,9 @@ _FAMILIES: Mapping[str, Callable[[ConfigReader], Values]] = {
     "smollm3": _smollm3,
     **CLASSICS,
     **LATER,
+    **WITH_EXPERTS,
+    **GEMMAS,
+    "qwen3next": qwen3next,
     "bert": bert,
     "nomic-bert": nomic_bert,
     "gemma-embedding": _gemma_embedding,

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxis.errors import ConfigError
 from jaxis.loading.gguf.config_keys import Keys
-from jaxis.loading.gguf.delta_heads import DeltaHeads
+from jaxis.loading.gguf.delta_heads import DeltaHeads, PackedDeltaHeads
 from jaxis.loading.gguf.names import ROPE_FREQS
 from jaxis.loading.gguf.rope_keys import rope_values
 
@@ -29,7 +29,7 @@ class ConfigReader:
     Attributes:
       kv_heads_of_layers: Key-value heads of each layer; None if the file has one number for all.
       names: The entry of `architecture_names.NAMES`, where the family's config changes it.
-      delta_heads: See `Sizes`; set by families that have them.
+      delta_heads, packed_delta_heads: See `Sizes`; set by families that have them.
 
     Raises:
       ConfigError: A size is missing or not one; so do all methods.
@@ -49,18 +49,23 @@ class ConfigReader:
         self.head_dim = keys.integer("attention.key_length", self.hidden_size // self.num_heads)
         self.names = keys.architecture
         self.delta_heads: DeltaHeads | None = None
+        self.packed_delta_heads: PackedDeltaHeads | None = None
         keys.expect("attention.causal", keys.architecture not in ENCODERS)
 
     def _num_kv_heads(self) -> int:
-        """Key-value heads of the layers with attention; the others have 0 of them."""
-        listed = {count for count in self.kv_heads_of_layers or () if count}
-        if len(listed) == 1:
-            return listed.pop()
+        """Key-value heads of the layers with attention, or the most of any; the others have 0 of them."""
+        if listed := [count for count in self.kv_heads_of_layers or () if count]:
+            return max(listed)
         return self.keys.integer("attention.head_count_kv", self.num_heads)
 
-    def base(self, architecture: str, model_type: str) -> Values:
-        """The keys that every config.json has, except those of feed-forward blocks, norms and ropes."""
+    def base(self, architecture: str, model_type: str, *, kv_heads_differ: bool = False) -> Values:
+        """The keys that every config.json has, except those of feed-forward blocks, norms and ropes.
+
+        With `kv_heads_differ`, layers with attention may have different numbers of key-value heads.
+        """
         keys = self.keys
+        if not kv_heads_differ and len({count for count in self.kv_heads_of_layers or () if count}) > 1:
+            keys.get("attention.head_count_kv")  # says what differs
         keys.expect("attention.value_length", self.head_dim)
         return {
             "architectures": [architecture],
@@ -75,6 +80,10 @@ class ConfigReader:
             "tie_word_embeddings": "output.weight" not in keys.tensors,
             "dtype": self.dtype,
         }
+
+    def usual(self, architecture: str, model_type: str, *, theta: float = 10_000.0) -> Values:
+        """The config of a decoder of RMS norms and ropes; the rope's base is that of files that have none."""
+        return {**self.base(architecture, model_type), **self.rms(), **self.dense(), **self.rope(theta=theta)}
 
     @property
     def vocab_size(self) -> int:
@@ -101,6 +110,16 @@ class ConfigReader:
     def attention_bias(self) -> Values:
         """Whether the projections of attention have biases."""
         return {"attention_bias": self.keys.has_tensor("attn_q.bias")}
+
+    def granite_multipliers(self) -> Values:
+        """Granite's, of embeddings, residuals, scores and logits."""
+        keys = self.keys
+        return {
+            "embedding_multiplier": keys.get("embedding_scale", 1.0) or 1.0,
+            "residual_multiplier": keys.get("residual_scale", 1.0) or 1.0,
+            "attention_multiplier": keys.get("attention.scale", 0.0) or self.head_dim**-0.5,
+            "logits_scaling": keys.require("logit_scale"),
+        }
 
     def has_tensors(self, name: str) -> bool:
         """Whether any layer has a tensor of this name."""

@@ -62,5 +62,39 @@ class DeltaHeads:
         return np.arange(self.num_value_heads).reshape(-1, self.num_key_heads).T.reshape(-1)
 
 
+@dataclass(frozen=True)
+class PackedDeltaHeads:
+    """Heads of Qwen3-Next's layers, whose projections have the rows of each key head together.
+
+    Attributes:
+      num_key_heads: G.
+      num_value_heads: A multiple of it.
+      key_dim: Size of a query and of a key.
+      value_dim: Size of a value.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+
+    def rows_of(self, base: str) -> dict[str, np.ndarray] | None:
+        """The projections that a tensor of the file is packed of, with their rows in it; None for other tensors."""
+        shared_by = self.num_value_heads // self.num_key_heads
+        if base == "ssm_ba":
+            b, a = self._split([shared_by, shared_by])
+            return {"in_proj_b": b, "in_proj_a": a}
+        if base == "ssm_in":  # of older files; newer ones have its parts
+            values_dim = shared_by * self.value_dim
+            q, k, v, z = self._split([self.key_dim, self.key_dim, values_dim, values_dim])
+            return {"in_proj_qkv": np.concatenate([q, k, v]), "in_proj_z": z}
+        return None
+
+    def _split(self, sizes: list[int]) -> list[np.ndarray]:
+        """The rows of each of the parts that every key head has one after the other."""
+        rows = np.arange(self.num_key_heads * sum(sizes)).reshape(self.num_key_heads, -1)
+        return [part.ravel() for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)]
+
+
 def _rows(heads: np.ndarray, head_dim: int) -> np.ndarray:
     return (heads[:, None] * head_dim + np.arange(head_dim)).reshape(-1)

@@ -151,7 +151,7 @@ class GGUFCheckpoint:
             self.config["quantization_config"] = {
                 "quant_method": QUANT_METHOD,
                 "block_types": block_types,
-                "scaled": sorted({_stack_name(name[:-6]) for name in self._parts if name.endswith(".scale")}),
+                "scaled": sorted({_stack_name(name) for name in self._scaled_modules()}),
             }
         self.total_bytes = sum(self.info(name).nbytes for name in self._parts)
 
@@ -161,15 +161,18 @@ class GGUFCheckpoint:
 
     def info(self, name: str) -> TensorInfo:
         """Type, shape and place of a tensor. Raises CheckpointError if there is none of that name."""
-        stored, part = self._find(name)
+        pieces = self._find(name)
+        stored, part = pieces[0]
         view = self._view(stored, part)
         dtype = np.dtype(np.float32) if part.has_one_added else view.dtype
         shape = part.shape_of(view)
+        if len(pieces) > 1:
+            shape = (sum(len(self._view(*piece)) for piece in pieces), *shape[1:])
         return TensorInfo(dtype, shape, math.prod(shape) * view.itemsize, self._files.tensors[stored].offset)
 
     def block_type(self, name: str) -> BlockType:
         """How a tensor's elements are stored. Raises CheckpointError if there is none of that name."""
-        return self._files.tensors[self._find(name)[0]].block_type
+        return self._files.tensors[self._find(name)[0][0]].block_type
 
     def tensor(self, name: str) -> np.ndarray:
         """A tensor, as a read-only view of the mapped file if it is there as it is.
@@ -177,11 +180,8 @@ class GGUFCheckpoint:
         Raises:
           CheckpointError: There is none of that name.
         """
-        stored, part = self._find(name)
-        try:
-            return part.made_of(self._files.file_of(stored).tensor(stored))
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.path}: tensor {stored!r} {error}") from None
+        arrays = [self._made(*piece) for piece in self._find(name)]
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def iterate(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yields every tensor once, in the files' own order; for the memory that this takes, see `Checkpoint`."""
@@ -211,7 +211,13 @@ class GGUFCheckpoint:
         """A one-dimensional tensor that the config is made of; None if the file does not have it."""
         return self._files.file_of(stored).tensor(stored).copy() if stored in self._files.tensors else None
 
-    def _find(self, name: str) -> tuple[str, StoredPart]:
+    def _made(self, stored: str, part: StoredPart) -> np.ndarray:
+        try:
+            return part.made_of(self._files.file_of(stored).tensor(stored))
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: tensor {stored!r} {error}") from None
+
+    def _find(self, name: str) -> list[tuple[str, StoredPart]]:
         try:
             return self._parts[name]
         except KeyError:
@@ -221,31 +227,45 @@ class GGUFCheckpoint:
         return self._files.file_of(stored).tensor(stored)[(*part.index, ...)]
 
     def _release(self, name: str) -> None:
-        stored, part = self._parts[name]
-        self._files.file_of(stored).release(self._view(stored, part))
+        for stored, part in self._parts[name]:
+            self._files.file_of(stored).release(self._view(stored, part))
 
-    def _find_parts(self, architecture: str, sizes: Sizes) -> dict[str, tuple[str, StoredPart]]:
-        """Hugging Face name -> the tensor in the file, and what to do with it."""
-        found: dict[str, tuple[str, StoredPart]] = {}
+    def _find_parts(self, architecture: str, sizes: Sizes) -> dict[str, list[tuple[str, StoredPart]]]:
+        """Hugging Face name -> the tensors in the file whose rows it has, mostly one, and what to do with each."""
+        found: dict[str, list[tuple[str, StoredPart]]] = {}
         for stored, tensor in self._files.tensors.items():
             try:
                 parts = parts_of(tensor, NAMES[architecture], sizes)
             except CheckpointError as error:
                 raise CheckpointError(f"{self.path}: {error}") from None
             for part in parts:
-                if part.name in found:
+                pieces = found.setdefault(part.name, [])
+                if same := next((other for other, piece in pieces if piece.piece == part.piece), None):
                     raise CheckpointError(
-                        f"{self.path}: tensors {found[part.name][0]!r} and {stored!r} are the same one ({part.name}): "
+                        f"{self.path}: tensors {same!r} and {stored!r} are the same one ({part.name}): "
                         "use another file of the model"
                     )
-                found[part.name] = stored, part
+                if pieces and self._files.tensors[pieces[0][0]].block_type != tensor.block_type:
+                    raise CheckpointError(
+                        f"{self.path}: tensors {pieces[0][0]!r} and {stored!r} are parts of one ({part.name}) and of "
+                        "different types: use another file of the model"
+                    )
+                pieces.append((stored, part))
+                pieces.sort(key=lambda piece: piece[1].piece)
         return found
+
+    def _scaled_modules(self) -> Iterator[str]:
+        """Modules whose weights have a scale of their own."""
+        for name in self._parts:
+            module = name.removesuffix(".scale")
+            if module != name and f"{module}.weight" in self._parts:
+                yield module
 
     def _block_types(self) -> dict[str, str]:
         """Module, or stack of experts, -> the type of its blocks; those whose weights are plain floats are left out."""
         types: dict[str, str] = {}
-        for name, (stored, _) in self._parts.items():
-            block_type = self._files.tensors[stored].block_type
+        for name, pieces in self._parts.items():
+            block_type = self._files.tensors[pieces[0][0]].block_type
             module, _, leaf = name.rpartition(".")
             if leaf in ("k_b", "v_b"):
                 types[name] = block_type.name

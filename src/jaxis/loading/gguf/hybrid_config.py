@@ -6,8 +6,9 @@ import re
 
 from jaxis.errors import ConfigError
 from jaxis.loading.gguf.config_reader import FULL, ConfigReader, Values
-from jaxis.loading.gguf.delta_heads import DeltaHeads
+from jaxis.loading.gguf.delta_heads import DeltaHeads, PackedDeltaHeads
 
+_SOFTMAX, _SIGMOID = 1, 2  # of `expert_gating_func`
 _DELTA_OUTPUT = re.compile(r"blk\.\d+\.ssm_out\.weight")
 
 
@@ -19,7 +20,7 @@ def qwen35(reader: ConfigReader) -> Values:
 def qwen35moe(reader: ConfigReader) -> Values:
     """The same with experts."""
     keys = reader.keys
-    keys.expect("expert_gating_func", 1)
+    keys.expect("expert_gating_func", _SOFTMAX)
     keys.expect("expert_weights_scale", 1.0, 0.0)
     keys.expect("expert_weights_norm", True)
     keys.get("feed_forward_length")  # of dense layers, which it does not have
@@ -30,6 +31,28 @@ def qwen35moe(reader: ConfigReader) -> Values:
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
         "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
     }
+
+
+def qwen3next(reader: ConfigReader) -> Values:
+    """Qwen3-Next, as the Qwen3.5 with experts that has its projections unpacked, as files do."""
+    keys = reader.keys
+    keys.expect("expert_gating_func", _SOFTMAX)
+    keys.expect("expert_weights_scale", 1.0, 0.0)
+    keys.expect("expert_weights_norm", True)
+    keys.get("feed_forward_length")  # of dense layers, which it does not have
+    values = {
+        **_qwen_hybrid(reader, "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
+        "num_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
+    }
+    # The file has the checkpoint's order of heads.
+    reader.delta_heads = None
+    values["linear_num_key_heads"] = keys.integer("ssm.group_count")
+    sizes = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+    reader.packed_delta_heads = PackedDeltaHeads(*(values[f"linear_{size}"] for size in sizes))
+    return values
 
 
 def _qwen_hybrid(reader: ConfigReader, architecture: str, model_type: str) -> Values:
@@ -80,7 +103,7 @@ def lfm2(reader: ConfigReader) -> Values:
 def lfm2moe(reader: ConfigReader) -> Values:
     """The same with experts."""
     keys = reader.keys
-    keys.expect("expert_gating_func", 2)
+    keys.expect("expert_gating_func", _SIGMOID)
     keys.expect("expert_weights_norm", True)
     return {
         **_lfm(reader, "Lfm2MoeForCausalLM", "lfm2_moe"),

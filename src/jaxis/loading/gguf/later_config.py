@@ -1,4 +1,4 @@
-"""Configs of later relatives of Llama, OLMo and Qwen2, from the keys of GGUF files.
+"""Configs of later relatives of Llama and OLMo without experts, from the keys of GGUF files.
 
 Source: llama.cpp's `src/models/*.cpp` of these architectures, and its converters.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
+from jaxis.loading.gguf.names import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT
 
 
 def _arcee(reader: ConfigReader) -> Values:
     """AFM-4.5B."""
     return {
-        **_usual(reader, "ArceeForCausalLM", "arcee"),
+        **reader.usual("ArceeForCausalLM", "arcee"),
         **reader.attention_bias(),
         "hidden_act": "relu2",
         "mlp_bias": reader.keys.has_tensor("ffn_up.bias"),
@@ -23,49 +24,56 @@ def _arcee(reader: ConfigReader) -> Values:
 def _ernie4_5(reader: ConfigReader) -> Values:
     """ERNIE 4.5 (dense)."""
     return {
-        **_usual(reader, "Ernie4_5ForCausalLM", "ernie4_5", theta=500_000.0),
+        **reader.usual("Ernie4_5ForCausalLM", "ernie4_5", theta=500_000.0),
         "use_bias": reader.keys.has_tensor("attn_output.bias"),
     }
 
 
 def _exaone4(reader: ConfigReader) -> Values:
     """EXAONE 4; without windows, every layer has a rope."""
-    values = {**_usual(reader, "Exaone4ForCausalLM", "exaone4", theta=1_000_000.0), "sliding_window": reader.window()}
+    values = {**reader.usual("Exaone4ForCausalLM", "exaone4", theta=1_000_000.0), "sliding_window": reader.window()}
     return values if values["sliding_window"] is None else {**values, "layer_types": reader.layer_types(full_every=4)}
 
 
-def _olmoe(reader: ConfigReader) -> Values:
-    """OLMoE, of which llama.cpp knows that the weights of experts are not normalised."""
-    return {
-        **_usual(reader, "OlmoeForCausalLM", "olmoe"),
-        "num_experts": reader.keys.integer("expert_count"),
-        "num_experts_per_tok": reader.keys.integer("expert_used_count"),
-        "norm_topk_prob": reader.keys.assume("norm_topk_prob", False),
-    }
+def _hunyuan(reader: ConfigReader) -> Values:
+    """Hunyuan 0.5B to 7B, whose file has the rope's base with alpha."""
+    return {**reader.usual("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"), **reader.attention_bias()}
 
 
-def _qwen2moe(reader: ConfigReader) -> Values:
-    """Qwen1.5 and Qwen2 MoE, whose experts have all layers."""
+def _olmo(reader: ConfigReader) -> Values:
+    """OLMo 1, whose norms have neither weights nor another epsilon."""
     keys = reader.keys
+    keys.expect("attention.layer_norm_epsilon", 1e-5)
+    values = {**reader.base("OlmoForCausalLM", "olmo"), **reader.dense(), **reader.rope()}
+    return {**values, **reader.attention_bias(), "clip_qkv": keys.get("attention.clamp_kqv")}
+
+
+def _minicpm(reader: ConfigReader) -> Values:
+    """MiniCPM 1B and 2B, and MiniCPM4; older files lack the multipliers of the first two."""
+    keys = reader.keys
+    residual, logits = keys.get("residual_scale"), keys.get("logit_scale")
+    values = reader.usual("MiniCPMForCausalLM", "minicpm")
+    long, short = reader.read_tensor(ROPE_FACTORS_LONG), reader.read_tensor(ROPE_FACTORS_SHORT)
+    if long is not None and short is not None:
+        original = keys.get("rope.scaling.original_context_length", values["max_position_embeddings"])
+        values["rope_scaling"] = {
+            **{"rope_type": "longrope", "long_factor": long.tolist(), "short_factor": short.tolist()},
+            **{"attention_factor": 1.0, "original_max_position_embeddings": original},
+        }
     return {
-        **_usual(reader, "Qwen2MoeForCausalLM", "qwen2_moe"),
-        "num_experts": keys.integer("expert_count"),
-        "num_experts_per_tok": keys.integer("expert_used_count"),
-        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
-        "norm_topk_prob": keys.assume("norm_topk_prob", False),
+        **values,
+        "scale_emb": keys.get_or_assume("embedding_scale", "scale_emb", 12.0),
+        "scale_depth": keys.assume("scale_depth", 1.4) if residual is None else residual * reader.num_layers**0.5,
+        "dim_model_base": keys.assume("dim_model_base", 256) if logits is None else reader.hidden_size / logits,
     }
-
-
-def _usual(reader: ConfigReader, architecture: str, model_type: str, *, theta: float = 10_000.0) -> Values:
-    return {**reader.base(architecture, model_type), **reader.rms(), **reader.dense(), **reader.rope(theta=theta)}
 
 
 LATER: Mapping[str, Callable[[ConfigReader], Values]] = {
     "arcee": _arcee,
     "ernie4_5": _ernie4_5,
     "exaone4": _exaone4,
-    "olmoe": _olmoe,
-    "qwen2moe": _qwen2moe,
+    "hunyuan-dense": _hunyuan,
+    "olmo": _olmo,
+    "minicpm": _minicpm,
 }
 """By `general.architecture`."""

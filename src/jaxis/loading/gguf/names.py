@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from jaxis.errors import CheckpointError
-from jaxis.loading.gguf.architecture_names import OF_EACH_HEAD, ArchitectureNames
+from jaxis.loading.gguf.architecture_names import OF_EACH, OF_EACH_HEAD, ArchitectureNames
 from jaxis.loading.gguf.container import GGUFTensor
 from jaxis.loading.gguf.stored_part import Sizes, StoredPart
 
 ROPE_FREQS = "rope_freqs.weight"
 ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
-_OF_BLOCK = re.compile(r"blk\.(\d+)\.((?:shortconv\.)?[a-z0-9_]+)(?:\.(weight|bias|scale|input_scale))?")
+_OF_BLOCK = re.compile(r"blk\.(\d+)\.((?:shortconv\.|nextn\.)?[a-z0-9_]+)(?:\.(weight|bias|scale|input_scale))?")
 _OF_EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)_exps")
 # The config is made of the first; the others repeat what it says.
 _NOT_WEIGHTS = {ROPE_FREQS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT}
@@ -30,6 +30,8 @@ _RESTORED: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "shortconv.conv": lambda weight: weight[:, None] if weight.ndim == 2 else weight,
     "ffn_gate_inp_shexp": lambda weight: weight.reshape(1, -1),
 }
+# Ends the name of a tensor of which the file has some rows only.
+_PIECE = re.compile(r"\[(\d)\]$")
 _NOT_WEIGHTS_OF_BLOCKS = {"rope_freqs", "attn_rot_embd", "rope_factors_long", "rope_factors_short"}
 
 
@@ -50,7 +52,10 @@ def parts_of(tensor: GGUFTensor, names: ArchitectureNames, sizes: Sizes) -> list
     }
     base, _, suffix = tensor.name.rpartition(".")
     if base in names.top_level:
-        return [StoredPart(f"{names.top_level[base]}.{suffix}")]
+        target = names.top_level[base]
+        if OF_EACH in target:
+            return [StoredPart(f"{target.replace(OF_EACH, str(i))}.{suffix}", (i,)) for i in range(tensor.shape[0])]
+        return [StoredPart(f"{target}.{suffix}")]
     if tensor.name in top_level:
         return [top_level[tensor.name]]
     match = _OF_BLOCK.fullmatch(tensor.name)
@@ -62,29 +67,42 @@ def parts_of(tensor: GGUFTensor, names: ArchitectureNames, sizes: Sizes) -> list
     # Prediction layers follow the model's own. An input's scale is for engines that quantize activations to fp4.
     if layer >= sizes.num_layers or base in _NOT_WEIGHTS_OF_BLOCKS or suffix == "input_scale":
         return []
-    return list(_parts_of_block(tensor, f"{names.layers}.{layer}.", base, suffix, names, sizes))
+    return _parts_of_block(tensor, f"{names.layers}.{layer}.", base, suffix, names, sizes)
 
 
 def _parts_of_block(
     tensor: GGUFTensor, prefix: str, base: str, suffix: str, names: ArchitectureNames, sizes: Sizes
-) -> Iterator[StoredPart]:
+) -> list[StoredPart]:
+    if (whole := names.block.get(f"{base}.{suffix}")) is not None:
+        return [StoredPart(prefix + whole.removesuffix("="))]
     if experts := _OF_EXPERTS.fullmatch(base):
         if tensor.shape[:1] != (sizes.num_experts,):
             raise CheckpointError(
                 f"tensor {tensor.name!r} {list(tensor.shape)} is not of the {sizes.num_experts} experts of the model"
             )
-        yield from _parts_of_experts(tensor, prefix + names.experts, experts[1], suffix, names.projections)
-        return
+        return list(_parts_of_experts(tensor, prefix + names.experts, experts[1], suffix, names.projections))
+    if sizes.packed_delta_heads is not None and (packed := sizes.packed_delta_heads.rows_of(base)):
+        return [StoredPart(f"{prefix}linear_attn.{name}.{suffix}", rows=rows) for name, rows in packed.items()]
     if base == "attn_qkv" and base not in names.block:
-        yield from _parts_of_qkv(prefix, suffix, names, sizes)
-        return
+        return list(_parts_of_qkv(prefix, suffix, names, sizes))
     if base not in names.block:
         raise _unknown(tensor)
     target = names.block[base]
     if target.endswith(OF_EACH_HEAD):
-        for head in range(tensor.shape[0]):
-            yield StoredPart(f"{prefix}{target.removesuffix(OF_EACH_HEAD)}.{head}.{suffix}", (head,))
-        return
+        target = prefix + target.removesuffix(OF_EACH_HEAD)
+        return [StoredPart(f"{target}.{head}.{suffix}", (head,)) for head in range(tensor.shape[0])]
+    return [_named_part(tensor, prefix, target, base, suffix, names, sizes)]
+
+
+def _named_part(
+    tensor: GGUFTensor, prefix: str, target: str, base: str, suffix: str, names: ArchitectureNames, sizes: Sizes
+) -> StoredPart:
+    """The tensor of the checkpoint, or the rows of it, that `target` of `ArchitectureNames.block` names."""
+    piece = 0
+    if match := _PIECE.search(target):
+        if suffix == "scale":
+            raise CheckpointError(f"tensor {tensor.name!r} is the scale of a part of a tensor, which is not supported")
+        target, piece = target[: match.start()], int(match[1])
     name = prefix + (target[:-1] if target.endswith("=") else f"{target}.{suffix}")
     heads = {"attn_q": sizes.num_heads, "attn_k": sizes.num_kv_heads}.get(base, 0)
     permutes = names.permutes_rope and suffix != "scale"
@@ -92,13 +110,14 @@ def _parts_of_block(
     rows = delta_heads and delta_heads.rows_of(base)
     if names.groups_qkv and base == "attn_qkv" and suffix != "scale":
         rows = _rows_by_group(sizes)
-    yield StoredPart(
+    return StoredPart(
         name,
         rope_heads=heads if permutes else 0,
         has_one_added=names.adds_one_to_norms and f"{base}.{suffix}".endswith("_norm.weight") and base != "ssm_norm",
         rows=rows,
         columns=delta_heads and delta_heads.columns_of(base),
         restore=_RESTORED.get(base) if suffix != "bias" else None,
+        piece=piece,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxis.errors import CheckpointError
-from jaxis.loading.gguf.delta_heads import DeltaHeads
+from jaxis.loading.gguf.delta_heads import DeltaHeads, PackedDeltaHeads
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Sizes:
       head_dim: D.
       num_experts: X; 0 without experts.
       delta_heads: Of gated delta networks whose file has the value heads in another order; None without.
+      packed_delta_heads: Of gated delta networks with projections that are packed by key head; None without.
     """
 
     num_layers: int
@@ -30,6 +31,7 @@ class Sizes:
     head_dim: int
     num_experts: int = 0
     delta_heads: DeltaHeads | None = None
+    packed_delta_heads: PackedDeltaHeads | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class StoredPart:
       rows: The file's rows, in their order here; None takes them as they are.
       columns: The file's groups of columns, which are equally wide, in their order here; None takes them as they are.
       restore: What makes the tensor of a small one that the file has in another form; None means the form is the same.
+      piece: Which of the tensor's rows these are, where the file has them in several tensors: 0 for the first.
     """
 
     name: str
@@ -53,6 +56,7 @@ class StoredPart:
     rows: np.ndarray | None = None
     columns: np.ndarray | None = None
     restore: Callable[[np.ndarray], np.ndarray] | None = None
+    piece: int = 0
 
     def shape_of(self, view: np.ndarray) -> tuple[int, ...]:
         """The tensor's shape, of the part of the array in the file, without making the tensor if it is large."""
