@@ -69,7 +69,6 @@ def test_another_version_and_other_fields_are_named(monkeypatch):
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3,
                                  "num_speculative_tokens_per_batch_size": [[1, 8, 2]]}},
          "speculative_config: num_speculative_tokens_per_batch_size=.* is not supported"),
-        ({"runner": "pooling", "convert": "classify"}, "convert='classify' is not supported, only 'embed'"),
         ({"runner": "pooling", "max_num_batched_tokens": 64, "max_model_len": 128},
          "max_num_batched_tokens=64 is less than max_model_len=128, and a prompt is computed in one step"),
         ({"quantization": "fp8"}, "quantization='fp8' is not how the checkpoint is quantized"),

@@ -16,7 +16,8 @@ import openai
 import jaxis
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 from tests.support.adapters import save_adapter
-from tests.support.host_processes import HostProcess, free_port
+from tests.support.host_processes import HostProcess
+from tests.support.vllm_server import vllm_server
 
 ENGINE = {"max_num_seqs": 32, "max_num_batched_tokens": 64, "max_model_len": 512}
 REGEX = "[a-c]{2,5}(-[0-9]{1,3}){1,2}"
@@ -45,38 +46,13 @@ def adapters(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(adapters):
     """Its address."""
-    port = free_port()
     options = [f"--{name.replace('_', '-')}={value}" for name, value in ENGINE.items()]
-    # What `vllm serve` runs. That command wants a distribution called vllm, which builds for CPU are not.
-    module = "vllm.entrypoints.openai.api_server"
-    process = HostProcess(
-        [
-            *("-m", module, f"--model={EMBEDDED_MODEL}", "--dtype=float32", f"--port={port}", "--host=127.0.0.1"),
-            *("--served-model-name=tiny", "--enable-auto-tool-choice", "--tool-call-parser=hermes", *options),
-            *(
-                '--structured-outputs-config={"backend": "xgrammar", "disable_any_whitespace": true}',
-                "--generation-config=vllm",
-            ),
-            *("--enable-lora", f"--lora-modules=poet={adapters['poet']}"),
-        ],
-        VLLM_PLUGINS="jaxis",
-        VLLM_ENABLE_V1_MULTIPROCESSING="1",
-        VLLM_ALLOW_RUNTIME_LORA_UPDATING="1",
-    )
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            assert process.process.poll() is None, process.output
-            try:
-                if httpx.get(f"{address}/health").status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.5)
+    options += ["--served-model-name=tiny", "--enable-auto-tool-choice", "--tool-call-parser=hermes"]
+    options += ['--structured-outputs-config={"backend": "xgrammar", "disable_any_whitespace": true}']
+    options += ["--generation-config=vllm", "--enable-lora", f"--lora-modules=poet={adapters['poet']}"]
+    with vllm_server(EMBEDDED_MODEL, *options, VLLM_ALLOW_RUNTIME_LORA_UPDATING="1") as (address, process):
         assert "jaxis has the model on cpu" in process.output
         yield address
-    finally:
-        process.process.terminate()  # ends the engine's process, too
-        process.wait(60)
 
 
 @pytest.fixture(scope="module")

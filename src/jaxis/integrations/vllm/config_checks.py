@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError, RequestError
-from jaxis.integrations.vllm.contract import ADAPTERS_REFUSED, POOLING_REFUSED, SPECULATIVE_DEFAULTS
+from jaxis.integrations.vllm.contract import ADAPTERS_REFUSED, PAIR_KEYS, POOLING_REFUSED, SPECULATIVE_DEFAULTS
 from jaxis.integrations.vllm.sampling import translate_params
 from jaxis.models.registry import declared_architectures
+from jaxis.pooling.classifier_settings import decoders_of_classifiers
 from jaxis.pooling.encoders import is_encoder
 from jaxis.sampling_params import MAX_LOGPROBS
 
@@ -72,8 +73,9 @@ def _faults(config: VllmConfig) -> Iterator[str]:
 
 
 def _model_faults(model: ModelConfig) -> Iterator[str]:
-    encodes = model.runner_type == "pooling" and is_encoder(model.architectures)
-    if not declared_architectures().intersection(model.architectures) and not encodes:
+    known = {*declared_architectures(), *(name for name in model.architectures if is_encoder([name]))}
+    names = {*model.architectures, *(decoders_of_classifiers(model.architectures) or ())}
+    if not known.intersection(names):
         yield f"architectures={model.architectures} is not supported; docs/models.md lists those that are"
     of_checkpoint = [getattr(each, "quantization_config", None) for each in (model.hf_config, model.hf_text_config)]
     if model.quantization_config is not None or (model.quantization is not None and not any(of_checkpoint)):
@@ -100,8 +102,6 @@ def _adapter_faults(adapters: LoRAConfig, model: ModelConfig) -> Iterator[str]:
 
 def _pooling_faults(config: VllmConfig) -> Iterator[str]:
     model, scheduler = config.model_config, config.scheduler_config
-    if model.convert_type not in ("none", "embed"):
-        yield f"convert={model.convert_type!r} is not supported, only 'embed': jaxis serve has classifiers"
     # The checkpoint's files say how hidden states become a vector.
     if asked := sorted(name for name, source in model._pooler_config_sources.items() if source == "user"):
         yield f"pooler_config: {', '.join(asked)} are not supported: leave them out"
@@ -211,10 +211,12 @@ def check_request(engine_input: Any, params: Any, *, vectors_are_normalized: boo
 
 
 def _check_pooling(params: Any, *, vectors_are_normalized: bool) -> None:
-    if params.task != "embed":
-        raise RequestError(f"={params.task!r} is not supported inside vLLM, only 'embed'", param="task")
+    if params.task not in ("embed", "classify"):
+        raise RequestError(f"={params.task!r} is not supported inside vLLM, only 'embed' and 'classify'", param="task")
     for name in POOLING_REFUSED:
         if getattr(params, name, None):
             raise RequestError("is not supported inside vLLM: leave it out", param=name)
-    if params.use_activation is False and vectors_are_normalized:
+    if unknown := sorted((params.extra_kwargs or {}).keys() - set(PAIR_KEYS)):
+        raise RequestError(f"has {', '.join(unknown)}, which nothing reads: leave them out", param="extra_kwargs")
+    if params.task == "embed" and params.use_activation is False and vectors_are_normalized:
         raise RequestError("=False is not supported: the checkpoint's vectors have length 1", param="use_activation")

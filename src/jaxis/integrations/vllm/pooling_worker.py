@@ -1,4 +1,4 @@
-"""vLLM's worker for models that make vectors: each text is computed whole, in one step, without a cache of vLLM's."""
+"""vLLM's worker for models that make vectors or scores: each text is computed whole, in one step, without a cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxis.engine.opened_model import open_model
 from jaxis.errors import ConfigError, EngineError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.integrations.vllm.config_checks import engine_arguments
-from jaxis.integrations.vllm.contract import check_step
+from jaxis.integrations.vllm.contract import SECOND_START, check_step
 from jaxis.pooling.embedder import open_embedder
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ logger = init_logger("vllm.jaxis")  # vLLM shows what is below its own name
 
 
 class JaxisPoolingWorker(WorkerBase):
-    """Makes vectors with a model of jaxis for vLLM; see `WorkerBase` for each method."""
+    """Makes vectors or scores with a model of jaxis for vLLM; see `WorkerBase` for each method."""
 
     def init_device(self) -> None:
         """Reads the checkpoint's configuration, and finds JAX's devices."""
@@ -40,13 +40,15 @@ class JaxisPoolingWorker(WorkerBase):
         if load_dummy_weights:
             raise ConfigError("load_dummy_weights is not supported")
         self._embedder = open_embedder(self._args, self._opened, ProgressDisplay(enabled=False))
-        if self._embedder.classifier is not None:
+        if self.model_config.convert_type == "classify" and self._embedder.classifier is None:
             raise ConfigError(
-                f"{self.model_config.model} makes scores, which is not supported inside vLLM: use jaxis serve"
+                f"convert='classify' needs a checkpoint with a classifier's head, and {self.model_config.model} has "
+                "none: leave it out"
             )
         # Nothing of a prompt is kept.
         self.cache_config.enable_prefix_caching = False
-        logger.info("jaxis makes vectors with the model, of %d elements", self._embedder.dimensions.size)
+        made = "vectors" if self._embedder.classifier is None else "scores"
+        logger.info("jaxis makes %s with the model, of %d elements", made, self._embedder.dimensions.size)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         """None: vLLM then has each text in one step."""
@@ -68,7 +70,7 @@ class JaxisPoolingWorker(WorkerBase):
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Makes the vectors of a step's prompts."""
+        """Makes the vectors or scores of a step's prompts."""
         check_step(scheduler_output, is_pooling=True)
         requests = scheduler_output.scheduled_new_reqs
         if scheduler_output.total_num_scheduled_tokens == 0:
@@ -76,7 +78,10 @@ class JaxisPoolingWorker(WorkerBase):
         texts = [list(request.prompt_token_ids or ()) for request in requests]
         if scheduler_output.total_num_scheduled_tokens != sum(map(len, texts)):
             raise EngineError("vLLM's scheduler divides a prompt into several steps, which jaxis' worker does not do")
-        vectors = self._embedder.model.embed(texts)
+        second_starts = [
+            _second_start(request.pooling_params, len(text)) for request, text in zip(requests, texts, strict=True)
+        ]
+        vectors = self._embedder.model.embed(texts, second_starts)
         ids = [request.req_id for request in requests]
         return ModelRunnerOutput(
             req_ids=ids,
@@ -89,6 +94,9 @@ class JaxisPoolingWorker(WorkerBase):
 
     def _output(self, vector: np.ndarray, params: PoolingParams | None) -> torch.Tensor:
         assert params is not None
+        if (classifier := self._embedder.classifier) is not None:
+            [scores] = classifier.scores(vector[None], use_activation=params.use_activation is not False)
+            return torch.from_numpy(np.array(scores, np.float32))
         dimensions = params.dimensions or len(vector)
         is_normalized = self._embedder.dimensions.normalize and dimensions == len(vector)
         vector = vector[:dimensions]
@@ -98,7 +106,7 @@ class JaxisPoolingWorker(WorkerBase):
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """What the model does."""
-        return ("embed",)
+        return ("embed",) if self._embedder.classifier is None else ("classify",)
 
     def reset_encoder_cache(self) -> None:
         """Nothing is kept."""
@@ -119,3 +127,9 @@ class JaxisPoolingWorker(WorkerBase):
         if (embedder := getattr(self, "_embedder", None)) is not None:
             embedder.close()
             del self._embedder
+
+
+def _second_start(params: PoolingParams | None, num_tokens: int) -> int:
+    """Where the second text of a pair begins; the number of tokens, where vLLM does not say."""
+    extra = None if params is None else params.extra_kwargs
+    return num_tokens if extra is None else extra.get(SECOND_START, num_tokens)
