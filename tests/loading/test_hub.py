@@ -22,7 +22,19 @@ WANTED = {
     "vocab.json": b"{}",
     "merges.txt": b"",
     "chat_template.jinja": b"{{ messages }}",
+    "preprocessor_config.json": b"{}",
+    "processor_config.json": b"{}",
     "model.safetensors": WEIGHTS,
+}
+VECTORS = {
+    "config.json": b"{}",
+    "model.safetensors": WEIGHTS,
+    "modules.json": b"[]",
+    "sentence_bert_config.json": b"{}",
+    "config_sentence_transformers.json": b"{}",
+    "1_Pooling/config.json": b"{}",
+    "2_Dense/config.json": b"{}",
+    "2_Dense/model.safetensors": WEIGHTS,
 }
 UNWANTED = {
     "README.md": b"a card",
@@ -45,6 +57,7 @@ def hub():
     server = HubServer(
         {
             "org/model": {"main": {**WANTED, **UNWANTED}, "v2": small(b'{"v": 2}')},
+            "org/vectors": {"main": {**VECTORS, **UNWANTED}},
             "org/gated": {"main": small(b"{}")},
             "org/private": {"main": small(b'{"private": 1}')},
             "org/cut": {"main": small(b"{}")},
@@ -101,6 +114,11 @@ def test_download_fetches_what_is_needed_and_nothing_else(hub, client):
     found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert found == WANTED
     np.testing.assert_array_equal(Checkpoint(folder).tensor("w"), np.arange(50_000))
+
+
+def test_modules_after_the_model_come_with_it(hub, client):
+    folder = Path(client.resolve("org/vectors")["folder"])
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == set(VECTORS)
 
 
 def test_second_run_downloads_nothing(hub, client):

@@ -115,6 +115,7 @@ def _choice(file: str) -> str:
 
 Result = TypeVar("Result")
 
+_MODULES = "modules.json"  # of sentence-transformers
 # fnmatch patterns: a `*` also crosses `/`, so subfolders (onnx/, original/, ...) must be excluded explicitly.
 _ALLOW = [
     "config.json",
@@ -134,10 +135,17 @@ _ALLOW = [
     "spiece.model",
     "chat_template.jinja",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    _MODULES,
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
     "*.safetensors",
     "*.safetensors.index.json",
 ]
 _IGNORE = ["*/*", "consolidated*"]
+# Of the modules after a repository's model, which are in folders.
+_OF_MODULES = ["*_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors"]
 # Of a repository in Mistral's own format alone.
 _MISTRAL = ["consolidated*.safetensors", "consolidated*.safetensors.index.json"]
 
@@ -149,6 +157,7 @@ def resolve_model(
     token: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool | None = None,
+    with_weights: bool = True,
 ) -> Path:
     """Returns the local folder of a model, or the first file of one in GGUF, downloading it if need be.
 
@@ -162,6 +171,7 @@ def resolve_model(
       token: Access token; None means the one that `hf auth login` or HF_TOKEN set.
       cache_dir: Folder of the cache; None means huggingface_hub's own.
       local_files_only: Use only what is in the cache; None asks HF_HUB_OFFLINE.
+      with_weights: Whether to download them, too; without, the folder may lack them.
 
     Raises:
       CheckpointError: If there is no such folder, file or repository, access is refused, or the download fails.
@@ -181,7 +191,11 @@ def resolve_model(
     download = _Download(wanted.repository, revision, token, cache_dir, local_files_only)
     if wanted.chooses_file:
         return download.gguf(wanted)
+    if not with_weights:
+        return download.snapshot([name for name in _ALLOW if "safetensors" not in name], _IGNORE)
     folder = download.snapshot(_ALLOW, _IGNORE)
+    if (folder / _MODULES).is_file():
+        folder = download.snapshot(_OF_MODULES, [])
     if is_mistral_format(folder):
         folder = download.snapshot([*_ALLOW, *_MISTRAL], _IGNORE[:1])
     has_weights = any(folder.glob("*.safetensors")) or (folder / "config.json").exists()
