@@ -27,13 +27,14 @@ class Case:
     """One request, for both.
 
     Attributes:
-      prompt: Token ids.
+      prompt: Token ids, with a placeholder for each image.
+      images: Those of the prompt.
       values: Sampling parameters that both call alike.
       regex, choice: A grammar; both None: none.
     """
 
-    def __init__(self, prompt, *, regex=None, choice=None, **values):
-        self.prompt, self.values, self.regex, self.choice = prompt, values, regex, choice
+    def __init__(self, prompt, *, images=(), regex=None, choice=None, **values):
+        self.prompt, self.images, self.values, self.regex, self.choice = prompt, list(images), values, regex, choice
 
     @property
     def has_grammar(self):
@@ -41,7 +42,15 @@ class Case:
 
     @property
     def vllm_prompt(self):
-        return TokensPrompt(prompt_token_ids=self.prompt)
+        return TokensPrompt(prompt_token_ids=self.prompt, **self._media)
+
+    @property
+    def jaxis_prompt(self):
+        return {"prompt_token_ids": self.prompt, **self._media}
+
+    @property
+    def _media(self):
+        return {"multi_modal_data": {"image": self.images}} if self.images else {}
 
     @property
     def vllm_params(self):
@@ -113,7 +122,7 @@ def vllm_answers(llm, cases):
 
 def jaxis_answers(llm, cases):
     """The answers of jaxis.LLM."""
-    outputs = llm.generate([case.prompt for case in cases], [case.jaxis_params for case in cases])
+    outputs = llm.generate([case.jaxis_prompt for case in cases], [case.jaxis_params for case in cases])
     return [answer(output) for output in outputs]
 
 

@@ -17,6 +17,8 @@ from jaxis.sampling_params import MAX_LOGPROBS
 if TYPE_CHECKING:
     from vllm.config import CacheConfig, LoRAConfig, ModelConfig, SpeculativeConfig, VllmConfig
 
+    from jaxis.vision.processors.processor import ImageProcessor
+
 OWN_SETTINGS = ("dtype", "quantization", "kv_cache_dtype")
 """The keys of additional_config["jaxis"], each an argument of `EngineArgs`."""
 
@@ -45,6 +47,16 @@ _MODEL_UNSET = {
 }
 
 
+# Of what vLLM does with images and other media; what is set there is refused.
+_MEDIA_UNSET = {
+    "enable_mm_embeds": "prompts have images, not their embeddings",
+    "mm_processor_kwargs": "images are prepared as the checkpoint's files say",
+    "media_io_kwargs": "leave it out",
+    "mm_encoder_only": "leave it out",
+    "mm_encoder_attn_dtype": "the tower computes in the model's type",
+}
+
+
 def check_config(config: VllmConfig) -> None:
     """Raises a ConfigError for the first argument of vLLM that would not be honoured."""
     for fault in _faults(config):
@@ -61,15 +73,20 @@ def _faults(config: VllmConfig) -> Iterator[str]:
             yield f"{name}={value} is not supported, only 1: use jaxis serve"
     if config.model_config is not None:
         yield from _model_faults(config.model_config)
-        if config.lora_config is not None:
-            yield from _adapter_faults(config.lora_config, config.model_config)
-    if config.model_config is not None and config.model_config.runner_type == "pooling":
-        yield from _pooling_faults(config)
+        yield from _feature_faults(config)
     if config.speculative_config is not None:
         yield from _speculative_faults(config.speculative_config)
     yield from _cache_faults(config.cache_config)
     if (load_format := config.load_config.load_format) not in _LOAD_FORMATS:
         yield f"load_format={load_format!r} is not supported, only {', '.join(_LOAD_FORMATS)}"
+
+
+def _feature_faults(config: VllmConfig) -> Iterator[str]:
+    if config.lora_config is not None:
+        yield from _adapter_faults(config.lora_config, config.model_config)
+    if config.model_config.runner_type == "pooling":
+        yield from _pooling_faults(config)
+    yield from _image_faults(config)
 
 
 def _model_faults(model: ModelConfig) -> Iterator[str]:
@@ -90,6 +107,30 @@ def _model_faults(model: ModelConfig) -> Iterator[str]:
         yield f"max_logprobs={model.max_logprobs} is not supported: give at most {MAX_LOGPROBS}"
     if not isinstance(model.hf_overrides, dict):
         yield "hf_overrides must be a dict of keys of config.json, not a function"
+
+
+def _image_faults(config: VllmConfig) -> Iterator[str]:
+    model, step_tokens = config.model_config, config.scheduler_config.max_num_batched_tokens
+    for name, instead in _MEDIA_UNSET.items():
+        if value := getattr(model.multimodal_config, name, None):
+            yield f"{name}={value!r} is not supported: {instead}"
+    processor = image_processor(model)
+    if processor is not None and processor.is_bidirectional and step_tokens < model.max_model_len:
+        yield (
+            f"max_num_batched_tokens={step_tokens} is less than max_model_len={model.max_model_len}, and the tokens of "
+            "an image of this model see each other, so a prompt is computed in one step: give as many, or "
+            'limit_mm_per_prompt={"image": 0}'
+        )
+
+
+def image_processor(model: ModelConfig) -> ImageProcessor | None:
+    """What makes pixels and tokens of images; None: the model takes none, or is not to take any."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY  # which itself wants a platform
+
+    if not model.supports_multimodal_inputs:
+        return None
+    info: Any = MULTIMODAL_REGISTRY.get_processing_info(model)
+    return info.processor
 
 
 def _adapter_faults(adapters: LoRAConfig, model: ModelConfig) -> Iterator[str]:
@@ -179,6 +220,8 @@ def engine_arguments(config: VllmConfig) -> EngineArgs:
         "logprobs_mode": model.logprobs_mode,
         "speculative_config": {"num_speculative_tokens": 0},
     }
+    max_images = model.multimodal_config.get_limit_per_prompt("image") if model.supports_multimodal_inputs else 0
+    arguments["limit_mm_per_prompt"] = {"image": max_images}
     if (adapters := config.lora_config) is not None:
         arguments |= {
             "enable_lora": True,
@@ -199,15 +242,25 @@ def check_request(engine_input: Any, params: Any, *, vectors_are_normalized: boo
       params: vLLM's SamplingParams or PoolingParams.
       vectors_are_normalized: Whether the checkpoint's files say that vectors have length 1.
     """
-    if engine_input["type"] != "token":
+    if engine_input["type"] not in ("token", "multimodal"):
         raise RequestError(
             f"a prompt of the type {engine_input['type']!r} is not supported inside vLLM: prompts are strings or token "
-            "ids"
+            "ids, and images"
         )
+    if engine_input["type"] == "multimodal":
+        _check_images(engine_input["mm_kwargs"])
     if hasattr(params, "temperature"):
         _ = translate_params(params)
     else:
         _check_pooling(params, vectors_are_normalized=vectors_are_normalized)
+
+
+def _check_images(items: Any) -> None:
+    """Raises a RequestError for what a client sends as if a processor had made it of an image."""
+    from jaxis.integrations.vllm.images import IMAGE, ImageItem  # vLLM's registries want a platform
+
+    if set(items) != {IMAGE} or not all(isinstance(item, ImageItem) for item in items[IMAGE]):
+        raise RequestError("are not made by jaxis' processor here: send the images themselves", param="features")
 
 
 def _check_pooling(params: Any, *, vectors_are_normalized: bool) -> None:

@@ -17,9 +17,9 @@ SUPPORTED_VERSIONS = ((0, 31), (0, 32), (0, 33))
 
 NEW_REQUEST_READ = (
     *("req_id", "prompt_token_ids", "sampling_params", "block_ids", "num_computed_tokens", "prefill_token_ids"),
-    "lora_request",
+    *("lora_request", "mm_features"),
 )
-NEW_REQUEST_REFUSED = ("mm_features", "pooling_params", "prompt_embeds", "replay_start")
+NEW_REQUEST_REFUSED = ("pooling_params", "prompt_embeds", "replay_start")
 # Of prompts that are embeddings, which are refused.
 NEW_REQUEST_OTHER = ("prompt_is_token_ids",)
 
@@ -30,17 +30,18 @@ CACHED_REQUESTS_OTHER = ("new_token_ids", "num_output_tokens")
 STEP_READ = (
     *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens"),
     *("finished_req_ids", "preempted_req_ids", "scheduled_spec_decode_tokens"),
+    *("scheduled_encoder_inputs", "free_encoder_mm_hashes"),
 )
 STEP_REFUSED = (
-    *("scheduled_encoder_inputs", "free_encoder_mm_hashes", "encoder_input_updates", "block_table_updates"),
-    *("scheduled_encoder_input_stats", "kv_connector_metadata", "has_sync_kv_loads", "aux_output_connector_metadata"),
+    *("block_table_updates", "kv_connector_metadata", "has_sync_kv_loads", "aux_output_connector_metadata"),
     *("ec_connector_metadata", "ec_manager_metadata", "new_block_ids_to_zero", "kv_cache_block_copies"),
     *("kv_connector_block_state", "num_invalid_spec_tokens"),
 )
 # Said for the scheduler's own sake, or again elsewhere.
 STEP_OTHER = (
     *("has_structured_output_requests", "pending_structured_output_tokens", "num_common_prefix_blocks"),
-    *("num_spec_tokens_to_schedule", "skip_drafts"),
+    *("num_spec_tokens_to_schedule", "skip_drafts", "scheduled_encoder_input_stats"),
+    "encoder_input_updates",  # which pixels a worker may drop; this one keeps them with the request
 )
 
 GRAMMAR_READ = ("structured_output_request_ids", "grammar_bitmask")

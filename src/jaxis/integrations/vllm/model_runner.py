@@ -26,6 +26,7 @@ from jaxis.errors import EngineError
 from jaxis.integrations.vllm.adapters import AdapterTable
 from jaxis.integrations.vllm.contract import check_step
 from jaxis.integrations.vllm.drafts import Drafts
+from jaxis.integrations.vllm.encoder_cache import EncoderCache
 from jaxis.integrations.vllm.requests import RequestTable, ScheduledRequest
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class ModelRunner:
       runner: Runs them on the devices.
       requests: Those that vLLM's scheduler has not finished.
       adapters: Those that requests may have; None: they have none.
+      encoder_cache: Images of requests; None: they have none.
 
     Args:
       runner: See above.
@@ -57,6 +59,7 @@ class ModelRunner:
                 lora.max_cpu_loras or lora.max_loras,
                 has_prefix_cache=bool(vllm_config.cache_config.enable_prefix_caching),
             )
+        self.encoder_cache = None if runner.inputs is None else EncoderCache(runner.inputs)
         self.requests = RequestTable(
             vocab_size=runner.vocab_size,
             num_spans=len(runner.num_blocks),
@@ -64,6 +67,7 @@ class ModelRunner:
             seed=vllm_config.model_config.seed,
             logprobs_mode=vllm_config.model_config.logprobs_mode,
             adapters=self.adapters,
+            encoder_cache=self.encoder_cache,
         )
         self._drafts = None
         if (speculative := vllm_config.speculative_config) is not None:
@@ -88,9 +92,13 @@ class ModelRunner:
                 if (request := self.requests.get(request_id)) is not None:
                     self._drafts.forget(request)
         self.requests.update(scheduler_output)
+        if self.encoder_cache is not None:
+            self.encoder_cache.update(scheduler_output, self.requests.images_of)
         scheduled = self.requests.schedule(
             scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_spec_decode_tokens
         )
+        if self.encoder_cache is not None:
+            self.encoder_cache.check(each.entry for each in scheduled)
         if not scheduled:
             return EMPTY_MODEL_RUNNER_OUTPUT
         step = Step(

@@ -1,5 +1,8 @@
-"""What vLLM's registries have for models of jaxis: a class for each architecture that says "text", and one for each way
-to quantize a checkpoint that says nothing. Both are never asked for a layer or a weight."""
+"""What vLLM's registries have for models of jaxis: a class for each architecture, and one for each way to quantize.
+
+A class says that the model takes text, or images, too; of how a checkpoint is quantized, it says nothing. None is ever
+asked for a layer or a weight.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ import torch
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.models import ModelRegistry
+from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from jaxis.engine.vllm_arguments import QUANT_METHODS
+from jaxis.integrations.vllm.images import DummyImages, ImageInfo, JaxisImages
 from jaxis.models.registry import declared_architectures
 
 
@@ -32,6 +37,19 @@ class JaxisModel(torch.nn.Module):
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Never called."""
         raise NotImplementedError
+
+
+@MULTIMODAL_REGISTRY.register_processor(JaxisImages, info=ImageInfo, dummy_inputs=DummyImages)
+class JaxisImageModel(JaxisModel):
+    """Has the attributes by which vLLM knows a model that takes images, too; a checkpoint may have the text alone."""
+
+    supports_multimodal = True
+    supports_multimodal_raw_input_only = False
+
+    @classmethod
+    def get_placeholder_str(cls, modality: str, i: int) -> str | None:
+        """None: chat templates place images."""
+        del modality, i
 
 
 class JaxisQuantization(QuantizationConfig):
@@ -70,4 +88,10 @@ def register_models() -> None:
     for method in {*QUANTIZATION_METHODS, *QUANT_METHODS}:
         register_quantization_config(method)(JaxisQuantization)
     for architecture in declared_architectures():
-        ModelRegistry.register_model(architecture, type(architecture, (JaxisModel,), {}))
+        base = JaxisImageModel if may_take_images(architecture) else JaxisModel
+        ModelRegistry.register_model(architecture, type(architecture, (base,), {}))
+
+
+def may_take_images(architecture: str) -> bool:
+    """Whether checkpoints of this name in `architectures` may have a vision tower; whether one has, its files say."""
+    return architecture.endswith("ForConditionalGeneration")

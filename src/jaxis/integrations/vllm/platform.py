@@ -12,7 +12,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from jaxis.errors import RequestError
-from jaxis.integrations.vllm.config_checks import check_config, check_request
+from jaxis.integrations.vllm.config_checks import check_config, check_request, image_processor
 from jaxis.integrations.vllm.contract import check_contract, check_version
 
 if TYPE_CHECKING:
@@ -110,6 +110,12 @@ class JaxisPlatform(Platform):
         parallel.worker_cls = f"jaxis.integrations.vllm.{worker}"
         cls._vectors_are_normalized = pooler is not None and bool(pooler.use_activation)
         parallel.distributed_executor_backend = "uni"  # JAX has the devices of a host in one process
+        if model is not None and (processor := image_processor(model)) is not None:
+            # vLLM's cache in front of the worker knows images by the names that requests give them, too.
+            model.multimodal_config.mm_processor_cache_gb = 0
+            if processor.is_bidirectional:
+                # A step has all tokens of an image, which see each other.
+                vllm_config.scheduler_config.enable_chunked_prefill = False
         if not cache.user_specified_block_size:
             cache.block_size = DEFAULT_BLOCK_SIZE
         if "jax" in sys.modules:

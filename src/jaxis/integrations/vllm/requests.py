@@ -23,8 +23,10 @@ from jaxis.engine.scheduling.sequence import BlockTable, SequenceId
 from jaxis.engine.scheduling.sequence import Sequence as TokenSequence
 from jaxis.errors import JaxisError, RequestError
 from jaxis.integrations.vllm.adapters import NO_ADAPTER, AdapterTable
+from jaxis.integrations.vllm.encoder_cache import EncoderCache
 from jaxis.integrations.vllm.sampling import GivenMasks, translate_params
 from jaxis.integrations.vllm.states import RequestStates
+from jaxis.prompts import EmbeddedInput
 from jaxis.sampling_params import LogprobsMode, SamplingParams
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class RunningRequest:
       bad_words_token_ids: The token sequences that must not be generated.
       end_token_id: A token that ends it, for when none can be sampled.
       seed: Of its random numbers.
+      images: Those of its prompt, by vLLM's identifiers, in their order.
       error: Why no token can be sampled for it; None if one can.
     """
 
@@ -51,6 +54,7 @@ class RunningRequest:
     bad_words_token_ids: Sequence[Sequence[int]]
     end_token_id: int
     seed: int
+    images: Sequence[tuple[str, EmbeddedInput]] = ()
     error: JaxisError | None = None
     _prompt_logprobs: dict[int, TokenLogprobs[np.ndarray]] = field(default_factory=dict)
 
@@ -114,6 +118,7 @@ class RequestTable:
       seed: Of requests that bring none.
       logprobs_mode: What a log-probability is.
       adapters: Those that requests may have; None: they have none.
+      encoder_cache: Images of prompts; None: they have none.
     """
 
     def __init__(
@@ -125,10 +130,11 @@ class RequestTable:
         seed: int,
         logprobs_mode: LogprobsMode,
         adapters: AdapterTable | None = None,
+        encoder_cache: EncoderCache | None = None,
     ) -> None:
         self._vocab_size, self._num_spans = vocab_size, num_spans
         self._states = None if num_state_slots is None else RequestStates(num_state_slots)
-        self._adapters = adapters
+        self._adapters, self._encoder_cache = adapters, encoder_cache
         self._seed = seed
         self._logprobs_mode: LogprobsMode = logprobs_mode
         self._requests: dict[str, RunningRequest] = {}
@@ -141,6 +147,10 @@ class RequestTable:
     def get(self, request_id: str) -> RunningRequest | None:
         """The request of this id, unless it has ended."""
         return self._requests.get(request_id)
+
+    def images_of(self, request_id: str) -> Sequence[tuple[str, EmbeddedInput]]:
+        """The images of a request, by vLLM's identifiers."""
+        return self._requests[request_id].images
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -220,6 +230,9 @@ class RequestTable:
                 request.sequence.variant = self._adapters.begin(new.lora_request)
             except JaxisError as error:
                 request.error = error
+        if self._encoder_cache is not None:
+            request.images = self._encoder_cache.read(new.mm_features)
+            request.sequence.inputs = tuple(image for _, image in request.images)
         self._requests[new.req_id] = request
         self._prepare_sampling(request)
 
@@ -237,12 +250,14 @@ class RequestTable:
             outputs = list(token_ids[sequence.num_prompt_tokens :])
             if is_resumed or outputs != sequence.output_token_ids:
                 # The scheduler may have dropped what was sampled last. If that is in flight, the old sequence gets it.
-                variant = sequence.variant
+                variant, images = sequence.variant, request.images
+                if self._encoder_cache is not None:
+                    images = [(name, self._encoder_cache.with_pixels(image)) for name, image in images]
                 sequence = self._make_sequence(
                     sequence.seq_id, sequence.sampling_params, sequence.prompt_token_ids, outputs, table.block_ids
                 )
-                sequence.variant = variant
-                self._requests[request_id] = request = replace(request, sequence=sequence)
+                sequence.variant, sequence.inputs = variant, tuple(image for _, image in images)
+                self._requests[request_id] = request = replace(request, sequence=sequence, images=images)
                 self._prepare_sampling(request)
         sequence.num_computed_tokens = cached.num_computed_tokens[index]
 

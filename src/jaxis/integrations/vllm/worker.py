@@ -11,23 +11,26 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
+from jaxis.config import VllmConfig as EngineConfig
+from jaxis.config.hf_config import HFConfig
+from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.cache_memory import cache_memory
 from jaxis.engine.execution.cache_specs import cache_specs
-from jaxis.engine.execution.device_room import DeviceRoom
 from jaxis.engine.execution.kv_cache import on_devices, unit_bytes
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.execution.state_cache import num_state_slots
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.opened_model import open_model
-from jaxis.engine.room_setup import cache_bytes_beside
+from jaxis.engine.room_setup import cache_bytes_beside, device_room
+from jaxis.engine.settings import make_vllm_config
 from jaxis.errors import ConfigError, EngineError
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.progress import ProgressDisplay
 from jaxis.integrations.vllm.adapters import AdapterTable
 from jaxis.integrations.vllm.config_checks import engine_arguments
 from jaxis.integrations.vllm.model_runner import ModelRunner, StepResult
-from jaxis.lora.room import AdapterRoom
+from jaxis.tokenizer.template_choice import read_tokenizer
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -50,7 +53,17 @@ class JaxisWorker(WorkerBase):
         self._progress = ProgressDisplay(enabled=False)
         self._opened = open_model(self._args)
         self._meshes = self._opened.make_meshes(self._args)
-        self._room = AdapterRoom(self._args) if self._args.enable_lora else DeviceRoom()
+        self._room, notes = device_room(
+            self._args, self._opened, read_tokenizer(self._opened.path), self._make_engine_config
+        )
+        for note in notes:
+            raise ConfigError(f'{note}; for text alone, give limit_mm_per_prompt={{"image": 0}}')
+
+    def _make_engine_config(self, args: EngineArgs) -> EngineConfig:
+        """With a config.json of its own: what features read of it, the model may still leave unread."""
+        config = self._opened.config
+        hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
+        return make_vllm_config(args, self._opened.path, hf_config, self._meshes[0].devices.flat[0].platform)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Loads the weights."""
@@ -123,9 +136,10 @@ class JaxisWorker(WorkerBase):
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Makes the caches, of as many blocks as vLLM's scheduler counts."""
         executor = self._loaded.executor(self._cache_bytes, num_blocks=kv_cache_config.num_blocks)
-        _ = self._room.fill(executor, logger.info)
+        contents = self._room.fill(executor, logger.info)
         programs = Programs(executor, self._progress.compiling)
-        self._runner = ModelRunner(Runner(self._loaded.vllm_config, programs), self.vllm_config)
+        runner = Runner(self._loaded.vllm_config, programs, inputs=contents.inputs)
+        self._runner = ModelRunner(runner, self.vllm_config)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Starts to compile what the first decode needs; other programs compile before the steps that need them."""
@@ -173,7 +187,12 @@ class JaxisWorker(WorkerBase):
         return ("generate",)
 
     def reset_encoder_cache(self) -> None:
-        """Nothing is encoded."""
+        """vLLM's scheduler forgets the images that were encoded."""
+        if (cache := self._runner.encoder_cache) is not None:
+            cache.clear()
+
+    def reset_mm_cache(self) -> None:
+        """Pixels are not kept."""
 
     def synchronize_device(self) -> None:
         """Waits for the step in flight: vLLM promises an idle device to those who pause it."""

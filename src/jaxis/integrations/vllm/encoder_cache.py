@@ -1,0 +1,111 @@
+"""vLLM's cache of encoded images, as the worker has it: what its scheduler puts there stays until it takes it out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxis.engine.execution.input_encoder import InputEncoder
+from jaxis.engine.scheduling.scheduler_output import ScheduledSequence
+from jaxis.errors import EngineError
+from jaxis.integrations.vllm.images import read_feature
+from jaxis.prompts import EmbeddedInput
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+_PIXEL_BYTES = 256 * 2**20
+
+
+class EncoderCache:
+    """The images that steps may need; the first step that does has them encoded.
+
+    vLLM leaves the pixels of an image out of a request whose prefix it has found, and does not send them after it has
+    preempted the request, for which the image may have to be encoded again. So they are kept, as far as there is room.
+
+    Args:
+      encoder: Encodes them; what it holds stays at hand.
+    """
+
+    def __init__(self, encoder: InputEncoder) -> None:
+        self._encoder = encoder
+        self._held: dict[str, EmbeddedInput] = {}  # by vLLM's identifier
+        self._seen: OrderedDict[bytes, EmbeddedInput] = OrderedDict()  # by digest, least recently seen first
+        self._seen_bytes = 0
+
+    def read(self, features: Iterable[Any]) -> list[tuple[str, EmbeddedInput]]:
+        """The images of a request, by vLLM's identifiers.
+
+        Args:
+          features: vLLM's, each a MultiModalFeatureSpec.
+        """
+        images: list[tuple[str, EmbeddedInput]] = []
+        for feature in features:
+            image = read_feature(feature)
+            if image.data:
+                self._keep(image)
+            images.append((feature.identifier, self.with_pixels(image)))
+        return images
+
+    def with_pixels(self, image: EmbeddedInput) -> EmbeddedInput:
+        """The image with its pixels, if they are known."""
+        seen = self._seen.get(image.digest)
+        if image.data or seen is None:
+            return image
+        self._seen.move_to_end(image.digest)
+        return dataclasses.replace(
+            image,
+            shape=seen.shape,
+            data=seen.data,
+            is_bidirectional=seen.is_bidirectional,
+            order=seen.order,
+            weights=seen.weights,
+        )
+
+    def update(self, output: SchedulerOutput, images_of: Callable[[str], Sequence[tuple[str, EmbeddedInput]]]) -> None:
+        """Drops what the scheduler has dropped, then takes what the step adds.
+
+        Args:
+          output: The step.
+          images_of: The images of a request's id.
+        """
+        for identifier in output.free_encoder_mm_hashes:
+            self._drop(identifier)
+        for request_id, indices in output.scheduled_encoder_inputs.items():
+            for index in indices:
+                identifier, image = images_of(request_id)[index]
+                self._drop(identifier)
+                if image.data:
+                    self._held[identifier] = image
+                    self._encoder.hold([image])
+
+    def check(self, scheduled: Iterable[ScheduledSequence]) -> None:
+        """Raises an EngineError for a step that needs an image which is not here."""
+        digests = {image.digest for image in self._held.values()}
+        for entry in scheduled:
+            for image in entry.inputs:
+                needed = image.rows[image.rows_between(entry.start, entry.start + entry.num_tokens)]
+                if needed and image.digest not in digests:
+                    raise EngineError(
+                        f"vLLM's scheduler goes on with the request {entry.sequence.seq_id} within an image that the "
+                        "worker does not have any more: give a larger kv_cache_memory_bytes, so that it preempts less"
+                    )
+
+    def clear(self) -> None:
+        """The scheduler has dropped all."""
+        for identifier in list(self._held):
+            self._drop(identifier)
+
+    def _drop(self, identifier: str) -> None:
+        if (image := self._held.pop(identifier, None)) is not None:
+            self._encoder.let_go([image])
+
+    def _keep(self, image: EmbeddedInput) -> None:
+        if (known := self._seen.pop(image.digest, None)) is not None:
+            self._seen_bytes -= len(known.data)
+        self._seen[image.digest] = image
+        self._seen_bytes += len(image.data)
+        while self._seen_bytes > _PIXEL_BYTES:
+            self._seen_bytes -= len(self._seen.popitem(last=False)[1].data)
