@@ -86,9 +86,15 @@ ARCHITECTURES = {
     "Gemma3nForCausalLM": "gemma3n",
     "Gemma4ForCausalLM": "gemma4",
     "Qwen3NextForCausalLM": "qwen3next",
+    "MambaForCausalLM": "mamba",
+    "FalconMambaForCausalLM": "mamba",
+    "Mamba2ForCausalLM": "mamba2",
+    "JambaForCausalLM": "jamba",
+    "GraniteMoeHybridForCausalLM": "granitehybrid",
+    "FalconH1ForCausalLM": "falcon-h1",
 }
 # Whose rows of queries and keys `LlamaModel.permute` changes.
-_PERMUTED = ("llama", "granite", "mistral3", "smollm3", "arcee", "olmo", "minicpm", "granitemoe")
+_PERMUTED = ("llama", "granite", "mistral3", "smollm3", "arcee", "olmo", "minicpm", "granitemoe", "granitehybrid")
 _USUAL_KEYS = {
     **dict.fromkeys(("n_embd", "d_model"), "hidden_size"),
     **dict.fromkeys(("n_head", "n_heads"), "num_attention_heads"),
@@ -575,6 +581,80 @@ def _qwen3next_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[st
     return keys
 
 
+_NO_HEADS = {
+    **{"context_length": 1 << 20, "feed_forward_length": 0, "attention.head_count": 0},
+    **dict.fromkeys(("attention.head_count_kv", "attention.key_length", "attention.value_length")),
+    "attention.layer_norm_epsilon": None,
+}
+
+
+def _mamba_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {
+        **_NO_HEADS,
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.inner_size": config["intermediate_size"],
+        "ssm.state_size": config["state_size"],
+        "ssm.time_step_rank": config["time_step_rank"],
+        "ssm.dt_b_c_rms": config["model_type"] == "falcon_mamba",
+    }
+
+
+def _mamba2_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {
+        **_NO_HEADS,
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.inner_size": config["num_heads"] * config["head_dim"],
+        "ssm.state_size": config["state_size"],
+        "ssm.time_step_rank": config["num_heads"],
+        "ssm.group_count": config["n_groups"],
+    }
+
+
+def _jamba_keys(config: dict, *_: Any) -> dict[str, Any]:
+    period, offset = config["attn_layer_period"], config["attn_layer_offset"]
+    return {
+        "attention.head_count_kv": [
+            config["num_key_value_heads"] if i % period == offset else 0 for i in range(config["num_hidden_layers"])
+        ],
+        "attention.key_length": None,
+        "attention.value_length": None,
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.time_step_rank": config["mamba_dt_rank"],
+    }
+
+
+def _mamba2_keys_with_prefix(config: dict) -> dict[str, Any]:
+    return {
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.inner_size": config["mamba_n_heads"] * config["mamba_d_head"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.time_step_rank": config["mamba_n_heads"],
+        "ssm.group_count": config["mamba_n_groups"],
+    }
+
+
+def _granitehybrid_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
+    return {
+        **_granitemoe_keys(config, head_dim),
+        **_mamba2_keys_with_prefix(config),
+        "expert_used_count": config["num_experts_per_tok"] or None,
+        "context_length": 1 << 20,
+        "rope.scaling.finetuned": False,
+        "attention.head_count_kv": [
+            config["num_key_value_heads"] if kind in ("attention", "full_attention") else 0
+            for kind in config["layer_types"]
+        ],
+    }
+
+
+def _falcon_h1_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {**_mamba2_keys_with_prefix(config), "vocab_size": config["vocab_size"]}
+
+
 def _no_keys(*_: Any) -> dict[str, Any]:
     return {}
 
@@ -640,12 +720,19 @@ _SPECIAL_KEYS = {
     "gemma3n": _gemma3n_keys,
     "gemma4": _gemma4_keys,
     "qwen3next": _qwen3next_keys,
+    "mamba": _mamba_keys,
+    "mamba2": _mamba2_keys,
+    "jamba": _jamba_keys,
+    "granitehybrid": _granitehybrid_keys,
+    "falcon-h1": _falcon_h1_keys,
 }
 
 
 def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_heads: bool) -> Tensors:
     """Tensors as `modify_tensors` changes them, by their names in the file."""
     heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
+    if architecture == "jamba":
+        tensors = {name.replace(".feed_forward.experts.", ".mlp.experts."): tensor for name, tensor in tensors.items()}
     tensors = _stacked_experts(_split_fused_experts(tensors, architecture))
     tensors = _split_granite_blocks(tensors)
     if config.get("tie_word_embeddings"):
@@ -660,6 +747,8 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
         tensors = {
             name: _unchanged_heads(name, tensor) for name, tensor in _unpacked_delta_net(config, tensors).items()
         }
+    if architecture in ("mamba", "mamba2", "jamba", "granitehybrid", "falcon-h1"):
+        tensors = _of_mamba(config, architecture, tensors)
     if architecture == "gemma3n":
         tensors = _stacked_projections(tensors)
     if architecture in ("gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron"):
@@ -744,6 +833,41 @@ def _of_delta_net(config: dict, name: str, tensor: np.ndarray) -> np.ndarray:
     if name.endswith(".A_log"):
         return tiled(-np.exp(tensor), 1)
     return tiled(tensor.T, value_dim).T if ".linear_attn.out_proj." in name else tensor
+
+
+def _of_mamba(config: dict, architecture: str, tensors: Tensors) -> Tensors:
+    """A instead of its logarithm; of Mamba2, columns of one and norms by groups; Falcon-H1's multipliers in weights."""
+    groups = config.get("n_groups", config.get("mamba_n_groups"))
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        if name.endswith("conv1d.weight"):
+            tensor = tensor.squeeze(1)
+        if name.endswith(".A_log"):
+            tensor = -np.exp(tensor)
+        if groups and name.endswith((".A_log", ".D")):
+            tensor = tensor[:, None]
+        if groups and name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
+            tensor = tensor.reshape(groups, -1)
+        if architecture == "falcon-h1":
+            tensor = tensor * _falcon_h1_multiplier(config, name)
+        found[name] = tensor
+    return found
+
+
+def _falcon_h1_multiplier(config: dict, name: str) -> Any:
+    gate, down = config["mlp_multipliers"]
+    attention = config["attention_in_multiplier"]
+    of_each = {
+        **{"down_proj": down, "gate_proj": gate, "k_proj": config["key_multiplier"] * attention},
+        **{"q_proj": attention, "v_proj": attention, "o_proj": config["attention_out_multiplier"]},
+        **{"mamba.out_proj": config["ssm_out_multiplier"], "lm_head": config["lm_head_multiplier"]},
+        "embed_tokens": config["embedding_multiplier"],
+    }
+    if name.endswith("in_proj.weight"):
+        group = config["mamba_n_groups"] * config["mamba_d_state"]
+        sizes = [config["mamba_d_ssm"], config["mamba_d_ssm"], group, group, config["mamba_n_heads"]]
+        return config["ssm_in_multiplier"] * np.repeat(config["ssm_multipliers"], sizes)[:, None]
+    return next((factor for part, factor in of_each.items() if part in name), 1.0)
 
 
 def _unpacked_delta_net(config: dict, tensors: Tensors) -> Tensors:
@@ -832,6 +956,7 @@ def _stacked_experts(tensors: Tensors) -> Tensors:
 def _split_granite_blocks(tensors: Tensors) -> Tensors:
     """Granite's projections with gate and up in one, of all experts or of the block that every token goes through."""
     found: Tensors = {}
+    block = "mlp.shared_expert" if any(".block_sparse_moe." in name for name in tensors) else "mlp"
     for name, tensor in tensors.items():
         layer, _, rest = name.partition(".block_sparse_moe.")
         if rest == "input_linear.weight":
@@ -842,9 +967,9 @@ def _split_granite_blocks(tensors: Tensors) -> Tensors:
         elif name.endswith(".shared_mlp.input_linear.weight"):
             base = name.removesuffix(".shared_mlp.input_linear.weight")
             for each, part in zip(("gate", "up"), np.split(tensor, 2), strict=True):
-                found[f"{base}.mlp.shared_expert.{each}_proj.weight"] = part
+                found[f"{base}.{block}.{each}_proj.weight"] = part
         else:
-            found[name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")] = tensor
+            found[name.replace("shared_mlp.output_linear", f"{block}.down_proj")] = tensor
     return found
 
 

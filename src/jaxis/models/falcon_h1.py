@@ -96,4 +96,5 @@ FAMILY = Family(
     "Falcon-H1",
     (FalconH1ForCausalLM,),
     "Mamba2 and attention side by side in each layer, multipliers on nearly everything",
+    gguf=("falcon-h1",),
 )

@@ -82,5 +82,6 @@ FAMILY = Family(
     (GraniteMoeHybridForCausalLM,),
     "Mamba2 in most layers, attention without RoPE (or attention with RoPE alone), Granite's multipliers, "
     "experts beside a dense block",
+    gguf=("granitehybrid",),
     tiny={**TINY_MAMBA2, "shared_intermediate_size": 80},
 )

@@ -112,4 +112,5 @@ FAMILY = Family(
     (JambaForCausalLM,),
     "Mamba with norms on its time steps, B and C; attention without RoPE in one of eight layers or fewer; 16 "
     "experts in every other layer, or none",
+    gguf=("jamba",),
 )

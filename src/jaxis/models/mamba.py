@@ -85,6 +85,7 @@ FAMILY = Family(
     "Mamba; Falcon Mamba",
     (MambaForCausalLM, FalconMambaForCausalLM),
     "Mamba in every layer, no attention; Falcon Mamba has norms without weights",
+    gguf=("mamba",),
     tiny={
         "state_size": 24,
         "intermediate_size": tiny_inner_size,

@@ -57,6 +57,7 @@ FAMILY = Family(
     "Mamba2, Codestral Mamba",
     (Mamba2ForCausalLM,),
     "Mamba2 in every layer, no attention",
+    gguf=("mamba2",),
     tiny={
         "state_size": 24,
         "num_heads": lambda twin: tiny_inner_size(twin) // 16,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 OF_EACH_HEAD = ".{head}"
 """Ends the name in the layer of tensors that the checkpoint has for each head, and the file all in one."""
@@ -143,6 +144,19 @@ _GRANITE_EXPERTS = {
     "ffn_up_shexp": "shared_mlp.input_linear[1]",
     "ffn_down_shexp": "shared_mlp.output_linear",
 }
+_BACKBONE: Mapping[str, Any] = {
+    "layers": "backbone.layers",
+    "norm": "backbone.norm_f",
+    "top_level": {"token_embd": "backbone.embeddings"},
+}
+
+
+def _mamba_mixer(mixer: str, time_steps: str) -> dict[str, str]:
+    """A Mamba layer's tensors; of Mamba2, time steps have a bias alone."""
+    names = {"in": "in_proj", "conv1d": "conv1d", "dt": time_steps, "a": "A_log=", "d": "D=", "out": "out_proj"}
+    return {f"ssm_{name}": f"{mixer}.{target}" for name, target in names.items()} | {"ssm_norm": f"{mixer}.norm"}
+
+
 _LLAMA_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 # By `general.architecture`; "mixtral" is a llama with experts.
@@ -405,6 +419,43 @@ NAMES: Mapping[str, ArchitectureNames] = {
         block={**_LLAMA, "ffn_gate_inp": "block_sparse_moe.gate"},
         experts="block_sparse_moe.experts",
         projections=("w1", "w3", "w2"),
+    ),
+    "mamba": ArchitectureNames(
+        block=_mamba_mixer("mixer", "dt_proj") | {"attn_norm": "norm", "ssm_x": "mixer.x_proj"}, **_BACKBONE
+    ),
+    "mamba2": ArchitectureNames(block=_mamba_mixer("mixer", "dt_bias=") | {"attn_norm": "norm"}, **_BACKBONE),
+    "jamba": ArchitectureNames(
+        block={
+            **_ATTENTION,
+            **_FEED_FORWARD,
+            **_mamba_mixer("mamba", "dt_proj"),
+            "ssm_x": "mamba.x_proj",
+            **{f"ssm_{each}_norm": f"mamba.{each}_layernorm" for each in ("dt", "b", "c")},
+            "ffn_norm": "pre_ff_layernorm",
+            "ffn_gate_inp": "feed_forward.router",
+        },
+        experts="feed_forward.experts",
+        norm="model.final_layernorm",
+    ),
+    "granitehybrid": ArchitectureNames(
+        block={
+            **_LLAMA,
+            **_GRANITE_EXPERTS,
+            **_mamba_mixer("mamba", "dt_bias="),
+            **{"ffn_gate": "shared_mlp.input_linear[0]", "ffn_up": "shared_mlp.input_linear[1]"},
+            "ffn_down": "shared_mlp.output_linear",
+        },
+        experts="block_sparse_moe.experts",
+        permutes_rope=True,
+    ),
+    "falcon-h1": ArchitectureNames(
+        block={
+            **_ATTENTION,
+            **_FEED_FORWARD,
+            **_mamba_mixer("mamba", "dt_bias="),
+            "ffn_norm": "pre_ff_layernorm.weight=",  # in the file without a suffix
+        },
+        norm="model.final_layernorm",
     ),
     "bert": ArchitectureNames(
         block={

@@ -20,6 +20,7 @@ from jaxis.loading.gguf.experts_config import WITH_EXPERTS
 from jaxis.loading.gguf.gemma_config import GEMMAS
 from jaxis.loading.gguf.hybrid_config import lfm2, lfm2moe, qwen3next, qwen35, qwen35moe
 from jaxis.loading.gguf.later_config import LATER
+from jaxis.loading.gguf.mamba_config import WITH_MAMBA
 from jaxis.loading.gguf.names import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT
 from jaxis.loading.gguf.stored_part import Sizes
 
@@ -67,7 +68,7 @@ def read_config(
     keys.check_all_read()
     sizes = Sizes(
         reader.num_layers,
-        values["num_attention_heads"],
+        values.get("num_attention_heads", 0),
         values.get("num_key_value_heads", reader.num_kv_heads),
         reader.head_dim,
         keys.get("expert_count", 0),
@@ -512,6 +513,7 @@ _FAMILIES: Mapping[str, Callable[[ConfigReader], Values]] = {
     **LATER,
     **WITH_EXPERTS,
     **GEMMAS,
+    **WITH_MAMBA,
     "qwen3next": qwen3next,
     "bert": bert,
     "nomic-bert": nomic_bert,

@@ -13,6 +13,7 @@ from jaxis.loading.gguf.delta_heads import DeltaHeads, PackedDeltaHeads
 from jaxis.loading.gguf.names import ROPE_FREQS
 from jaxis.loading.gguf.rope_keys import rope_values
 
+_WITHOUT_HEADS = ("mamba", "mamba2")
 ENCODERS = ("bert", "gemma-embedding", "nomic-bert")
 FULL, SLIDING = "full_attention", "sliding_attention"
 Values = dict[str, Any]
@@ -39,14 +40,15 @@ class ConfigReader:
         self.keys = keys
         self.read_tensor = read_tensor
         self.hidden_size = keys.integer("embedding_length")
-        self.num_heads = keys.integer("attention.head_count")
+        has_heads = keys.architecture not in _WITHOUT_HEADS
+        self.num_heads = keys.integer("attention.head_count") if has_heads else keys.integer("attention.head_count", 0)
         self.num_prediction_layers = keys.integer("nextn_predict_layers", 0)
         self.num_layers = keys.integer("block_count") - self.num_prediction_layers
         self.kv_heads_of_layers = keys.for_layers("attention.head_count_kv", self.num_layers)
         self.num_kv_heads = self._num_kv_heads()
-        if not self.hidden_size or not self.num_heads or not self.num_kv_heads:
+        if not self.hidden_size or (has_heads and not (self.num_heads and self.num_kv_heads)):
             raise ConfigError(f"{keys.source} has an embedding length or a number of heads of 0: use another file")
-        self.head_dim = keys.integer("attention.key_length", self.hidden_size // self.num_heads)
+        self.head_dim = keys.integer("attention.key_length", self.hidden_size // max(self.num_heads, 1))
         self.names = keys.architecture
         self.delta_heads: DeltaHeads | None = None
         self.packed_delta_heads: PackedDeltaHeads | None = None

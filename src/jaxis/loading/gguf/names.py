@@ -25,7 +25,10 @@ _OF_EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)_exps")
 _NOT_WEIGHTS = {ROPE_FREQS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT}
 # Small tensors that the file has in another form -> what restores them.
 _RESTORED: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "ssm_a": lambda a: np.log(-a.astype(np.float32)),  # -exp(A_log)
+    # -exp(A_log); of Mamba2, and of D, with one column.
+    "ssm_a": lambda a: np.log(-a.astype(np.float32)).reshape(a.shape[:1] if a.shape[-1] == 1 else a.shape),
+    "ssm_d": lambda d: d.reshape(-1),
+    "ssm_norm": lambda weight: weight.reshape(-1),  # by groups
     "ssm_conv1d": lambda weight: weight[:, None],
     "shortconv.conv": lambda weight: weight[:, None] if weight.ndim == 2 else weight,
     "ffn_gate_inp_shexp": lambda weight: weight.reshape(1, -1),
