@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from jaxis.engine.execution.input_encoder import InputEncoder
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence
 from jaxis.errors import EngineError
-from jaxis.integrations.vllm.images import read_feature
 from jaxis.prompts import EmbeddedInput
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class EncoderCache:
         """
         images: list[tuple[str, EmbeddedInput]] = []
         for feature in features:
-            image = read_feature(feature)
+            image = _read(feature)
             if image.data:
                 self._keep(image)
             images.append((feature.identifier, self.with_pixels(image)))
@@ -109,3 +108,28 @@ class EncoderCache:
         self._seen_bytes += len(image.data)
         while self._seen_bytes > _PIXEL_BYTES:
             self._seen_bytes -= len(self._seen.popitem(last=False)[1].data)
+
+
+def _read(feature: Any) -> EmbeddedInput:
+    """An image; without pixels, where vLLM leaves them out, because it has found what is computed of it.
+
+    Args:
+      feature: vLLM's MultiModalFeatureSpec, from `images.py`.
+    """
+    digest, *grid = feature.mm_hash.replace("x", ":").split(":")
+    place = feature.mm_position
+    data = {name: element.data.numpy() for name, element in (feature.data or {}).items()}
+    views = data.get("views")
+    order, weights = (None if name not in data else tuple(data[name].tolist()) for name in ("order", "weights"))
+    return EmbeddedInput(
+        bytes.fromhex(digest),
+        place.offset,
+        place.length,
+        tuple(place.is_embed.nonzero().flatten().tolist()),
+        () if views is None else views.shape,
+        b"" if views is None else views.tobytes(),
+        is_bidirectional=views is not None and bool(data["is_bidirectional"][0]),
+        grid=(int(grid[0]), int(grid[1])) if grid else None,
+        order=order,
+        weights=weights,
+    )

@@ -1,7 +1,7 @@
 """Images in vLLM's front end: jaxis' own processors make of them what the worker's tower reads. Imports no JAX.
 
 vLLM asks a model's class for a processor, which turns a prompt with media into token ids with places in them, and data
-for these places. `read_feature` makes an `EmbeddedInput` of them again, in the worker.
+for these places. `encoder_cache.py` makes an `EmbeddedInput` of them again, in the worker.
 """
 
 from __future__ import annotations
@@ -205,28 +205,3 @@ def _place(item: EmbeddedInput) -> PlaceholderRange:
     is_embedded = torch.zeros(item.num_tokens, dtype=torch.bool)
     is_embedded[list(item.rows)] = True
     return PlaceholderRange(item.start, item.num_tokens, is_embedded)
-
-
-def read_feature(feature: Any) -> EmbeddedInput:
-    """An image of a request; without pixels, where vLLM leaves them out, because it has found what is computed of it.
-
-    Args:
-      feature: vLLM's MultiModalFeatureSpec, from `JaxisImages`.
-    """
-    digest, *grid = feature.mm_hash.replace("x", ":").split(":")
-    place = feature.mm_position
-    data = {name: element.data.numpy() for name, element in (feature.data or {}).items()}
-    views = data.get("views")
-    order, weights = (None if name not in data else tuple(data[name].tolist()) for name in ("order", "weights"))
-    return EmbeddedInput(
-        bytes.fromhex(digest),
-        place.offset,
-        place.length,
-        tuple(place.is_embed.nonzero().flatten().tolist()),
-        () if views is None else views.shape,
-        b"" if views is None else views.tobytes(),
-        is_bidirectional=views is not None and bool(data["is_bidirectional"][0]),
-        grid=(int(grid[0]), int(grid[1])) if grid else None,
-        order=order,
-        weights=weights,
-    )
