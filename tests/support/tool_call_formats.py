@@ -216,6 +216,17 @@ LFM2 = Format(
     "{% endfor %}]<|tool_call_end|><|im_end|>" + _END,
     "deepseek_r1",
 )
+MINICPM = Format(
+    "minicpm",
+    _LOOP
+    + "{% if m.reasoning_content %}<|thought_start|>\n{{ m.reasoning_content }}\n<|thought_end|>\n{% endif %}"
+    + "{{ m.content }}<|tool_call_start|>\n```python\n"
+    + _CALLS
+    + _PYTHON_CALL
+    + "{{ '\n' if not loop.last }}{% endfor %}\n```\n<|tool_call_end|><|im_end|>"
+    + _END,
+    "minicpm",
+)
 OLMO3 = Format(
     "olmo3",
     _LOOP

@@ -35,6 +35,7 @@ _TOOL_MARKS = (
     (("<minimax:tool_call>",), "minimax_m2"),
     (("<seed:tool_call>",), "seed_oss"),
     (("<|tools_prefix|>",), "apertus"),
+    (("<|tool_call_start|>", "```python"), "minicpm"),
     (("<|tool_call_start|>",), "lfm2"),
     (("<|tool_list_start|>",), "lfm2"),
     (("<TOOLCALL>",), "nemotron_nano_v2"),
@@ -62,6 +63,7 @@ _REASONING_MARKS = (
     (("[THINK]",), "mistral"),
     (("<seed:think>",), "seed_oss"),
     (("<|inner_prefix|>",), "apertus"),
+    (("<|thought_start|>",), "minicpm"),
     (("<minimax:tool_call>", "</think>"), "minimax_m2"),  # shows tools' answers between <response> tags
     (("</think>", "<answer>"), "hunyuan_a13b"),
     (("</think>", "<response>"), "ernie45"),

@@ -37,6 +37,7 @@ FORMATS = {
     "granite": (THINK | PHRASES, ()),
     "hunyuan_a13b": (THINK, ()),
     "kimi_k2": (THINK, ("<|tool_calls_section_begin|>",)),
+    "minicpm": ({"<|thought_start|>": "<|thought_end|>"}, ()),
     "minimax_m2": (THINK, ()),
     "mistral": ({"[THINK]": "[/THINK]"}, ()),
     "muse_glimmer": ({"to=self<|message|>": "<|eom|>"}, ("<|eot|>", "<|start|>")),
@@ -53,7 +54,7 @@ ADDED = (
     *("<|inner_prefix|>", "<|inner_suffix|>", "<|START_THINKING|>", "<|END_THINKING|>", "<think>", "</think>"),
     *("<|channel>", "<channel|>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>"),
     *("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|eom|>", "<|eot|>"),
-    "<|tool_calls_section_begin|>",
+    *("<|tool_calls_section_begin|>", "<|thought_start|>", "<|thought_end|>"),
 )
 WORDS = ("assistant", "analysis", "anal", "final", "self", "user", "thought", "process", " is", "a<", "</t")
 

@@ -86,6 +86,15 @@ class ApertusReasoningParser(ThinkReasoningParser):
     dropped = ("<|assistant_end|>",)
 
 
+class MiniCPMReasoningParser(ThinkReasoningParser):
+    """MiniCPM3. The tags are special tokens."""
+
+    needs_special_tokens = True
+    opening = "<|thought_start|>"
+    closings = ("<|thought_end|>",)
+    dropped = ("<|im_end|>", "</s>")
+
+
 class MistralReasoningParser(ThinkReasoningParser):
     """Magistral. The tags are special tokens."""
 

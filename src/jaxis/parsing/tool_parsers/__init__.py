@@ -26,6 +26,7 @@ from jaxis.parsing.tool_parsers.json_call import (
 from jaxis.parsing.tool_parsers.pythonic import (
     Gemma3ToolParser,
     LFM2ToolParser,
+    MiniCPMToolParser,
     Olmo3ToolParser,
     PythonListToolParser,
 )
@@ -57,6 +58,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "lfm2": LFM2ToolParser,
     "llama3_json": LlamaToolParser,
     "llama4_pythonic": PythonListToolParser,
+    "minicpm": MiniCPMToolParser,
     "minimax_m2": MiniMaxM2ToolParser,
     "mistral": MistralToolParser,
     "muse_glimmer": MuseGlimmerToolParser,
