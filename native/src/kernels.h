@@ -20,36 +20,39 @@
 #include "rope.h"
 #include "sampling.h"
 #include "selective_scan.h"
+#include "sequence_attention.h"
 #include "ssd.h"
 #include "team.h"
 
 namespace jaxis {
 
 // Every kernel: its function, and the struct of its arguments.
-#define JAXIS_FOR_EACH_KERNEL(X)       \
-  X(paged_attention, PagedAttention)   \
-  X(latent_attention, LatentAttention) \
-  X(index_selection, IndexSelection)   \
-  X(causal_conv, CausalConv)           \
-  X(gated_delta_rule, GatedDeltaRule)  \
-  X(selective_scan, SelectiveScan)     \
-  X(ssd, Ssd)                          \
-  X(matmul, Matmul)                    \
-  X(packed_rows, PackedRows)           \
-  X(experts, Experts)                  \
-  X(head_matmul, HeadMatmul)           \
-  X(low_rank, LowRank)                 \
-  X(rms_norm, RmsNorm)                 \
-  X(layer_norm, LayerNorm)             \
-  X(row_moments, RowMoments)           \
-  X(softplus, Softplus)                \
-  X(softmax, Softmax)                  \
-  X(gated, Gated)                      \
-  X(rotary_embedding, RotaryEmbedding) \
-  X(argmax, Argmax)                    \
-  X(tile_weights, TileWeights)         \
-  X(filter_tokens, TokenFilters)       \
-  X(top_tokens, TopTokens)             \
+#define JAXIS_FOR_EACH_KERNEL(X)                            \
+  X(paged_attention, PagedAttention)                        \
+  X(latent_attention, LatentAttention)                      \
+  X(index_selection, IndexSelection)                        \
+  X(sequence_attention, SequenceAttention)                  \
+  X(sequence_attention_gradient, SequenceAttentionGradient) \
+  X(causal_conv, CausalConv)                                \
+  X(gated_delta_rule, GatedDeltaRule)                       \
+  X(selective_scan, SelectiveScan)                          \
+  X(ssd, Ssd)                                               \
+  X(matmul, Matmul)                                         \
+  X(packed_rows, PackedRows)                                \
+  X(experts, Experts)                                       \
+  X(head_matmul, HeadMatmul)                                \
+  X(low_rank, LowRank)                                      \
+  X(rms_norm, RmsNorm)                                      \
+  X(layer_norm, LayerNorm)                                  \
+  X(row_moments, RowMoments)                                \
+  X(softplus, Softplus)                                     \
+  X(softmax, Softmax)                                       \
+  X(gated, Gated)                                           \
+  X(rotary_embedding, RotaryEmbedding)                      \
+  X(argmax, Argmax)                                         \
+  X(tile_weights, TileWeights)                              \
+  X(filter_tokens, TokenFilters)                            \
+  X(top_tokens, TopTokens)                                  \
   X(token_ranks, TokenRanks)
 
 struct Kernels {

@@ -286,3 +286,11 @@ def test_small_kernels_check_shapes():
         call("rms_norm", jax.ShapeDtypeStruct((3, 8), F32), floats(3, 8), floats(6), epsilon=np.float32(1e-6))
     with error("token_ranks: chosen has shape"):
         call("token_ranks", jax.ShapeDtypeStruct((3,), jnp.int32), floats(3, 8), floats(2))
+
+
+def test_sequence_attention_rejects_ranges_without_tokens():
+    q, k = floats(TOKENS, HEADS, HEAD_DIM), floats(TOKENS, KV_HEADS, HEAD_DIM)
+    outputs = (jax.ShapeDtypeStruct(q.shape, F32), jax.ShapeDtypeStruct(q.shape[:2], F32))
+    for first, last in (((0, 2, 0), (0, 1, 2)), ((0, 0, 0), (0, 1, 3)), ((-1, 0, 0), (0, 1, 2))):
+        with error("a token sees none, or tokens that are not there"):
+            call("sequence_attention", outputs, q, k, k, ints(*first), ints(*last), scale=np.float32(1))
