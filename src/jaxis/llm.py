@@ -294,7 +294,7 @@ class LLM(PoolingMethods):
         Args:
           messages: One conversation, a list of {"role", "content"}, or a list of conversations. Parts of contents may
             be images: {"type": "image", "image": a PIL image, bytes or a path}, `image_pil`, or `image_url` with a data
-            URL.
+            URL; and videos as frames: {"type": "video", "video": a list of images, "fps": 2}, or `video_url`.
           sampling_params: For all, or one for each conversation; None is `get_default_sampling_params()`.
           use_tqdm: vLLM's name of `progress`.
           lora_request: The adapter for all conversations, or one (or None) for each; needs `enable_lora`.

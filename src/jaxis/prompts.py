@@ -36,6 +36,7 @@ class EmbeddedInput:
       data: Its bytes, uint8.
       is_bidirectional: Whether its tokens see each other, not just those before them; a step then computes all of them.
       grid: Rows and columns of its tokens, where RoPE counts them by both (see `rope_positions`); None: as text.
+      times: Of each such grid, of which several may follow each other, how far it is in time beyond the first.
       order: Which of the embeddings that the encoder makes the rows take; None: each, in their order.
       weights: Where each row takes the sum of equally many embeddings, what those in `order` are multiplied by.
     """
@@ -48,6 +49,7 @@ class EmbeddedInput:
     data: bytes
     is_bidirectional: bool = False
     grid: tuple[int, int] | None = None
+    times: tuple[int, ...] = (0,)
     order: tuple[int, ...] | None = None
     weights: tuple[float, ...] | None = None
 
@@ -70,7 +72,8 @@ def rope_positions(inputs: Iterable[EmbeddedInput], start: int, stop: int) -> np
     """The time, row and column of tokens from `start` to before `stop`: int32 [3, tokens] (arXiv:2409.12191).
 
     A token of text has one number in all of them, which counts on from the largest before it. The tokens of an input
-    with a grid have the number of its first as their time, and their own row and column beyond it.
+    with a grid have the number of its first as their time, and beyond it their own row and column, and the time of
+    their grid if there are several.
 
     Args:
       inputs: The prompt's, in their order.
@@ -87,10 +90,12 @@ def rope_positions(inputs: Iterable[EmbeddedInput], start: int, stop: int) -> np
         places = np.arange(max(item.start, start), min(item.stop, stop)) - item.start
         if places.size:
             inside = positions[:, item.start + places[0] - start :][:, : places.size]
+            of_grid, place = np.divmod(places.astype(np.int32), rows * columns)
             inside[:] = first
-            inside[1] += places.astype(np.int32) // columns
-            inside[2] += places.astype(np.int32) % columns
-        step = max(rows, columns) - item.num_tokens
+            inside[0] += np.asarray(item.times, np.int32)[of_grid]
+            inside[1] += place // columns
+            inside[2] += place % columns
+        step = max(rows, columns, item.times[-1] + 1) - item.num_tokens
         positions[:, max(item.stop - start, 0) :] += step
         shift += step
     return positions

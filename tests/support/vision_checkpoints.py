@@ -97,6 +97,15 @@ def processor_class(family: str, name: str) -> Any:
 
 def image_processing(family: str) -> Any:
     """The module of a family's image processor in transformers, which wants torchvision for what is not called here."""
+    return _without_torchvision(f"transformers.models.{family}.image_processing_{family}")
+
+
+def video_processing(family: str) -> Any:
+    """The same of its video processor."""
+    return _without_torchvision(f"transformers.models.{family}.video_processing_{family}")
+
+
+def _without_torchvision(module: str) -> Any:
     names = (
         "torchvision",
         "torchvision.transforms",
@@ -104,7 +113,7 @@ def image_processing(family: str) -> Any:
         "torchvision.transforms.v2.functional",
     )
     with mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in names if name not in sys.modules}):
-        return importlib.import_module(f"transformers.models.{family}.image_processing_{family}")
+        return importlib.import_module(module)
 
 
 def write_tokenizer(folder: Path, special: Sequence[str] = _SPECIAL, placeholder: str = "[IMG]") -> None:

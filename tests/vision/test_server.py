@@ -229,6 +229,8 @@ def test_chat_completions_take_images(http, folder):
         ("/v1/messages", {"type": "image", "source": {"type": "file", "file_id": "f"}}, "base64 or url here"),
         ("/v1/messages", {"type": "image", "source": {"type": "base64", "data": "!!!!"}}, "not valid base64"),
         ("/v1/chat/completions", {"type": "image", "image": "data:x"}, "an image's type is image_url here"),
+        ("/v1/chat/completions", {"type": "video", "video": ["data:x"]}, "does not support video input: send images"),
+        ("/v1/chat/completions", {"type": "video_url", "video_url": {"url": "x"}}, "does not support video input"),
         ("/api/chat", "aGk=", "is not an image"),
     ],
 )
@@ -251,6 +253,10 @@ def test_a_server_of_a_text_model_refuses_images(client_of_text_model):
     response = client_of_text_model.post("/v1/chat/completions", json=body(data_url(random_image(8, 8))))
     assert response.status_code == 400
     assert "this model does not support image input" in response.json()["error"]["message"]
+    message = {"role": "user", "content": [{"type": "video", "video": ["data:x"]}]}
+    response = client_of_text_model.post("/v1/chat/completions", json={"messages": [message]})
+    assert response.status_code == 400
+    assert "this model does not support video input: send text" in response.json()["error"]["message"]
 
 
 @pytest.fixture

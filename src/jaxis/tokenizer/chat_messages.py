@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from jaxis.errors import RequestError
-from jaxis.tokenizer.chat_template import IMAGE_PART, render_chat_template
+from jaxis.tokenizer.chat_template import IMAGE_PART, VIDEO_PART, render_chat_template
 from jaxis.tokenizer.tokenizer import Tokenizer
 
 # The input of chat templates: variables, and messages whose roles and tool calls a template can read.
@@ -258,7 +258,8 @@ def move_tool_images(
 
 def _images_of(message: Mapping[str, Any]) -> list[Any]:
     content = message.get("content")
-    return [part for part in content if part["type"] == IMAGE_PART["type"]] if isinstance(content, list) else []
+    kinds = (IMAGE_PART["type"], VIDEO_PART["type"])
+    return [part for part in content if part["type"] in kinds] if isinstance(content, list) else []
 
 
 @lru_cache(maxsize=64)

@@ -13,6 +13,8 @@ from jaxis.tokenizer.template_process import PROCESSES
 
 IMAGE_PART = {"type": "image"}
 """The part of a content for which a template writes the placeholder of an image."""
+VIDEO_PART = {"type": "video"}
+"""The same of a video."""
 
 # Appended to the message to continue, and located in the rendered text. Templates often strip messages: if the mark's
 # space is gone, so is the message's own trailing white space.
@@ -37,7 +39,7 @@ def render_chat_template(
     Args:
       template: Jinja source.
       messages: Each has a role, and a content that is a string or a list of parts, {"type": "text", "text": ...} or
-        IMAGE_PART; keys whose value is None count as absent, except a content of None next to tool_calls.
+        IMAGE_PART or VIDEO_PART; keys whose value is None count as absent, except a content of None next to tool_calls.
       tools: JSON schemas of the functions the model may call.
       add_generation_prompt: End with what opens the assistant's answer.
       continue_final_message: End inside the last message, without what closes it.
@@ -93,7 +95,7 @@ def _check_content(content: object, where: str) -> None:
     if not isinstance(content, list | tuple):
         raise RequestError(f"must be a string or a list of parts, not {type(content).__name__}", param=where)
     for i, part in enumerate(content):
-        if isinstance(part, Mapping) and dict(part) == IMAGE_PART:
+        if isinstance(part, Mapping) and dict(part) in (IMAGE_PART, VIDEO_PART):
             continue
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise RequestError(
@@ -127,7 +129,7 @@ def _mark_last_text(chat: list[dict[str, Any]]) -> str:
         )
     text = content[-1].get("text")
     if text is None:
-        raise RequestError("ends in an image, which cannot be continued: end it with text", param="messages")
+        raise RequestError("ends in an image or a video, which cannot be continued: end it with text", param="messages")
     content[-1]["text"] = text + _CONTINUE_MARK
     return text
 

@@ -13,6 +13,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jaxis.errors import RequestError
 from jaxis.host.byte_size import human_bytes
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ImageSource = Any
-"""A PIL image, the bytes of an image file, a path of one, a data URL, or a function that returns the bytes."""
+"""A PIL image, an array uint8 [height, width, 3], the bytes of an image file, a path of one, a data URL, or a function
+that returns the bytes."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_FILE_BYTES = 32 * 2**20
@@ -45,6 +48,10 @@ def open_image(source: ImageSource, where: str) -> Image:
     if isinstance(source, pil.Image):
         _check_size(source, where)
         return source
+    if isinstance(source, np.ndarray) and source.dtype == np.uint8 and source.shape[2:] == (3,) and source.size:
+        image = pil.fromarray(source)
+        _check_size(image, where)
+        return image
     data = _file_bytes(source, where)
     try:
         image = pil.open(io.BytesIO(data), formats=FORMATS)
@@ -105,7 +112,8 @@ def _file_bytes(source: object, where: str) -> bytes:
         _check_file_bytes(len(source), where)
         return bytes(source)
     raise RequestError(
-        f"{where} is {type(source).__name__}; expected a PIL image, the bytes of an image file, a path or a data: URL"
+        f"{where} is {type(source).__name__}; expected a PIL image, a uint8 array of one, the bytes of an image "
+        "file, a path or a data: URL"
     )
 
 

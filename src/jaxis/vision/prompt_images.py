@@ -1,22 +1,30 @@
-"""Images of a prompt: found in messages, read, and put in the place of the tokens that stand for them."""
+"""Images and videos of a prompt: found in messages, read, and put in the place of the tokens that stand for them."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxis.errors import ContextLengthError, RequestError
 from jaxis.prompts import EmbeddedInput, Message, TokenizedPrompt
 from jaxis.tokenizer import Tokenizer
-from jaxis.tokenizer.chat_template import IMAGE_PART
+from jaxis.tokenizer.chat_template import IMAGE_PART, VIDEO_PART
 from jaxis.vision.decode import ImageSource, decode_image, open_image
 from jaxis.vision.processors import read_processor
-from jaxis.vision.processors.processor import ImageProcessor
+from jaxis.vision.processors.processor import ImageProcessor, Seconds, Span, VideoProcessor, ViewGroup
+from jaxis.vision.video import MAX_VIDEO_PIXELS, Video, videos_of_prompt
 
 NO_IMAGES = "this model does not support image input: send text"
+NO_VIDEOS = "this model does not support video input: send text"
+ONLY_IMAGES = "this model does not support video input: send images and text"
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MediaSource = ImageSource | Video
 
 _DECODING = threading.Semaphore(2)  # images whose pixels are in memory at once, all requests together
 
@@ -41,12 +49,17 @@ class PromptImages:
         processor = read_processor(files, tokenizer) if max_images else None
         return None if processor is None else cls(processor, max_images, max_model_len)
 
-    def put(self, prompt: TokenizedPrompt, sources: Sequence[ImageSource]) -> TokenizedPrompt:
-        """The prompt with its images, in their order, in place of its placeholders.
+    @property
+    def takes_videos(self) -> bool:
+        """Whether the model takes videos, too."""
+        return self._processor.video is not None
+
+    def put(self, prompt: TokenizedPrompt, sources: Sequence[MediaSource]) -> TokenizedPrompt:
+        """The prompt with its images and videos, each kind in its order, in place of its placeholders.
 
         Args:
-          prompt: Has a placeholder token for each image.
-          sources: The images.
+          prompt: Has a placeholder token for each image and video.
+          sources: The images and videos.
 
         Raises:
           ContextLengthError: The images have too many tokens, which is found before any is decoded.
@@ -54,59 +67,143 @@ class PromptImages:
         """
         if not sources:
             return prompt
+        videos = [source for source in sources if isinstance(source, Video)]
+        if videos and self._processor.video is None:
+            raise RequestError(ONLY_IMAGES)
         if len(sources) > self._max_images:
+            kinds = "images and videos" if videos else "images"
             raise RequestError(
-                f"the prompt has {len(sources)} images, and at most {self._max_images} are taken: send fewer, or start "
-                "with a larger limit_mm_per_prompt"
+                f"the prompt has {len(sources)} {kinds}, and at most {self._max_images} are taken: send fewer, or "
+                "start with a larger limit_mm_per_prompt"
             )
-        processor = self._processor.of_prompt(len(sources))
+        images = [source for source in sources if not isinstance(source, Video)]
+        processor = self._processor.of_prompt(len(images))
         token_ids, places = processor.spelled(prompt.token_ids, prompt.text)
-        if len(places) != len(sources):
-            raise RequestError(
-                f"the prompt has {len(places)} placeholders {processor.placeholder} for {len(sources)} images: it "
-                "needs one for each, and none in its text"
-            )
-        names = [f"image {i + 1} of {len(sources)}" if len(sources) > 1 else "the image" for i in range(len(sources))]
-        opened = [open_image(source, name) for source, name in zip(sources, names, strict=True)]
-        self._check_length(processor, len(token_ids), [image.size for image in opened])
-        expanded: list[int] = []
-        inputs: list[EmbeddedInput] = []
-        start = 0
-        for place, image, name in zip(places, opened, names, strict=True):
-            with _DECODING:
-                upright = decode_image(image, name)
-                parts = processor.parts(upright)
-            expanded += token_ids[start:place]
-            for part in parts:
-                inputs.append(
-                    EmbeddedInput(
-                        processor.digest(part),
-                        len(expanded),
-                        len(part.token_ids),
-                        tuple(part.rows),
-                        part.views.shape,
-                        part.views.tobytes(),
-                        is_bidirectional=processor.is_bidirectional,
-                        grid=processor.grid(*upright.size),
-                        order=None if part.order is None else tuple(part.order),
-                        weights=None if part.weights is None else tuple(part.weights),
-                    )
-                )
-                expanded += part.token_ids
-            start = place + 1
-        return dataclasses.replace(prompt, token_ids=expanded + token_ids[start:], inputs=tuple(inputs))
-
-    def _check_length(self, processor: ImageProcessor, num_tokens: int, sizes: Sequence[tuple[int, int]]) -> None:
-        """Raises a ContextLengthError for images too large; on their side, they may have a few tokens less."""
-        for width, height in sizes:
-            both = (processor.tokens(*size) for size in ((width, height), (height, width)))
-            num_tokens += min(len(token_ids) for token_ids, _ in both) - 1
+        spans = [(Span(place, place + 1), each) for place, each in _paired(places, images, processor, "images")]
+        if (of_videos := processor.video) is not None:
+            places = [i for i, token_id in enumerate(token_ids) if token_id == of_videos.placeholder_id]
+            pairs = _paired(places, videos, of_videos, "videos")
+            spans += [(of_videos.span(token_ids, place), each) for place, each in pairs]
+        image_names, video_names = (_names(kind, len(each)) for kind, each in (("image", images), ("video", videos)))
+        opened = [
+            _OpenVideo.of(source, of_videos, next(video_names))
+            if isinstance(source, Video) and of_videos is not None
+            else _OpenImage(open_image(source, name := next(image_names)), name)
+            for _, source in spans
+        ]
+        num_tokens = len(token_ids) + sum(each.least_tokens(processor) - 1 for each in opened)
         if num_tokens >= self._max_model_len:
             raise ContextLengthError(num_tokens, self._max_model_len, at_least=True)
+        expanded: list[int] = []
+        inputs: list[EmbeddedInput] = []
+        end = 0
+        for (span, _), each in sorted(zip(spans, opened, strict=True), key=lambda pair: pair[0][0].start):
+            expanded += token_ids[end : span.start]
+            with _DECODING:
+                parts = each.parts(processor)
+            for part in parts:
+                if isinstance(part, ViewGroup):
+                    inputs.append(_input(part, len(expanded), processor))
+                    part = part.token_ids
+                expanded += part
+            end = span.stop
+        return dataclasses.replace(prompt, token_ids=expanded + token_ids[end:], inputs=tuple(inputs))
+
+
+@dataclasses.dataclass(frozen=True)
+class _OpenImage:
+    """An image of a prompt, of which the header is read."""
+
+    image: Image
+    name: str
+
+    def least_tokens(self, processor: ImageProcessor) -> int:
+        """On its side, an image may have a few tokens less."""
+        width, height = self.image.size
+        return min(len(processor.tokens(*size)[0]) for size in ((width, height), (height, width)))
+
+    def parts(self, processor: ImageProcessor) -> Sequence[ViewGroup | list[int]]:
+        """See `ImageProcessor`."""
+        return processor.parts(decode_image(self.image, self.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class _OpenVideo:
+    """A video of a prompt, of which the frames' headers are read."""
+
+    frames: list[Image]
+    seconds: Seconds
+    processor: VideoProcessor
+    name: str
+
+    @classmethod
+    def of(cls, video: Video, processor: VideoProcessor, name: str) -> _OpenVideo:
+        frames = [open_image(frame, f"frame {i + 1} of {name}") for i, frame in enumerate(video.frames)]
+        if sum(frame.width * frame.height for frame in frames) > MAX_VIDEO_PIXELS:
+            raise RequestError(
+                f"{name} has {len(frames)} frames with more than {MAX_VIDEO_PIXELS} pixels: send fewer, or smaller ones"
+            )
+        return cls(frames, Seconds(video.seconds, video.seconds_between), processor, name)
+
+    def least_tokens(self, processor: ImageProcessor) -> int:
+        """On its side, a video may have a few tokens less."""
+        del processor
+        width, height = self.frames[0].size
+        return min(self.processor.least_tokens(len(self.frames), *size) for size in ((width, height), (height, width)))
+
+    def parts(self, processor: ImageProcessor) -> Sequence[ViewGroup | list[int]]:
+        """See `VideoProcessor`."""
+        del processor
+        decoded = (decode_image(frame, f"frame {i + 1} of {self.name}") for i, frame in enumerate(self.frames))
+        first = next(decoded)
+        size = self.processor.target_size(len(self.frames), *first.size)
+        return self.processor.parts(self._of_one_size(first, decoded), size, self.seconds)
+
+    def _of_one_size(self, first: Image, others: Iterable[Image]) -> Iterator[Image]:
+        yield first
+        for i, frame in enumerate(others, 2):
+            if frame.size != first.size:
+                raise RequestError(
+                    f"frame {i} of {self.name} has {frame.width} x {frame.height} pixels, and the first "
+                    f"{first.width} x {first.height}: send frames of one size"
+                )
+            yield frame
+
+
+def _paired(
+    places: Sequence[int], sources: Sequence[Any], processor: ImageProcessor | VideoProcessor, kind: str
+) -> Iterator[tuple[int, Any]]:
+    if len(places) != len(sources):
+        raise RequestError(
+            f"the prompt has {len(places)} placeholders {processor.placeholder} for {len(sources)} {kind}: it needs "
+            "one for each, and none in its text"
+        )
+    return zip(places, sources, strict=True)
+
+
+def _names(kind: str, count: int) -> Iterator[str]:
+    """How errors refer to each."""
+    return (f"{kind} {i + 1} of {count}" if count > 1 else f"the {kind}" for i in range(count))
+
+
+def _input(part: ViewGroup, start: int, processor: ImageProcessor) -> EmbeddedInput:
+    return EmbeddedInput(
+        processor.digest(part),
+        start,
+        len(part.token_ids),
+        tuple(part.rows),
+        part.views.shape,
+        part.views.tobytes(),
+        is_bidirectional=processor.is_bidirectional,
+        grid=part.grid,
+        times=part.times,
+        order=None if part.order is None else tuple(part.order),
+        weights=None if part.weights is None else tuple(part.weights),
+    )
 
 
 def with_images(
-    prompt: TokenizedPrompt, sources: Sequence[ImageSource], images: PromptImages | None
+    prompt: TokenizedPrompt, sources: Sequence[MediaSource], images: PromptImages | None
 ) -> TokenizedPrompt:
     """See `PromptImages.put`; without images, of which a model may take none, the prompt is as it was.
 
@@ -116,24 +213,24 @@ def with_images(
     if not sources:
         return prompt
     if images is None:
-        raise RequestError(NO_IMAGES, param="messages")
+        raise RequestError(NO_VIDEOS if isinstance(sources[0], Video) else NO_IMAGES, param="messages")
     return images.put(prompt, sources)
 
 
-def take_images(messages: Sequence[Message]) -> tuple[Sequence[Message], list[ImageSource]]:
-    """Messages with a part {"type": "image"} for each image, as chat templates take them, and the images in order.
+def take_images(messages: Sequence[Message]) -> tuple[Sequence[Message], list[MediaSource]]:
+    """Messages with a part {"type": "image"} or {"type": "video"} for each, as chat templates take them, and these.
 
     Args:
-      messages: One conversation; parts of contents may be OpenAI's `image_url`, vLLM's `image_pil`, and
-        {"type": "image", "image": ...}.
+      messages: One conversation; parts of contents may be OpenAI's `image_url`, vLLM's `image_pil` and `video_url`,
+        {"type": "image", "image": ...}, and {"type": "video", "video": frames, "fps": 2}.
 
     Raises:
-      RequestError: A part has no image.
+      RequestError: A part has no image, or no frames.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         return messages, []  # what renders them says what is wrong
     taken: list[Message] = []
-    sources: list[ImageSource] = []
+    sources: list[MediaSource] = []
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, list | tuple):
@@ -142,27 +239,43 @@ def take_images(messages: Sequence[Message]) -> tuple[Sequence[Message], list[Im
         parts: list[Any] = []
         for j, part in enumerate(content):
             kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind not in ("image_url", "image_pil", "image"):
+            if kind not in ("image_url", "image_pil", "image", "video_url", "video"):
                 parts.append(part)
                 continue
+            place = f"messages[{i}].content[{j}]"
             source = part.get(kind)
             if isinstance(source, Mapping):
                 source = source.get("url")
             if source is None:
-                raise RequestError(f"is of type {kind!r} and has no {kind!r}", param=f"messages[{i}].content[{j}]")
-            parts.append(IMAGE_PART)
-            sources.append(source)
+                raise RequestError(f"is of type {kind!r} and has no {kind!r}", param=place)
+            if kind in ("video_url", "video"):
+                sources.append(_video_of_part(kind, source, part, f"{place}.{kind}"))
+                parts.append(VIDEO_PART)
+            else:
+                sources.append(source)
+                parts.append(IMAGE_PART)
         taken.append({**message, "content": parts})
     return taken, sources
 
 
-def images_of_prompt(data: object, where: str) -> list[ImageSource]:
-    """The images of vLLM's `multi_modal_data`: {"image": one, or a list}.
+def _video_of_part(kind: str, source: Any, part: Mapping[str, Any], place: str) -> Video:
+    if isinstance(source, Video):
+        return source
+    fps = part.get("fps", part.get("sample_fps"))
+    return Video.of_url(source, fps, place) if kind == "video_url" else Video.of(source, fps, place)
+
+
+def images_of_prompt(data: object, where: str) -> list[MediaSource]:
+    """The images and videos of vLLM's `multi_modal_data`: {"image": one, or a list, "video": one, or a list}.
 
     Raises:
       RequestError: It is something else.
     """
-    if not isinstance(data, Mapping) or set(data) - {"image"}:
-        raise RequestError(f'{where}: multi_modal_data must be {{"image": an image, or a list of images}}')
-    images = data.get("image")
-    return [] if images is None else list(images) if isinstance(images, list | tuple) else [images]
+    if not isinstance(data, Mapping) or set(data) - {"image", "video"}:
+        raise RequestError(
+            f'{where}: multi_modal_data must be {{"image": an image, or a list of images, "video": the frames of a '
+            "video, or a list of those}"
+        )
+    images, videos = data.get("image"), data.get("video")
+    listed = [] if images is None else list(images) if isinstance(images, list | tuple) else [images]
+    return listed + ([] if videos is None else videos_of_prompt(videos, where))

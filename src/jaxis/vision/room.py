@@ -195,9 +195,10 @@ class ImageEncoder:
         self.max_inputs, self.files, self.num_encoded = max_images, files, 0
         self._scale, self._dtype = pixel_scale, context.model.hidden_states.dtype
         self.patch_size, self.merge_size, self._ends_lines = tower.patch_size, tower.merge_size, tower.ends_lines
+        self._channels = {3, 3 * tower.num_frames}  # of an image's pixels, and of those of a video's frames together
         self.embedding_size = context.model.hidden_states.shape[-1] * (1 + tower.num_additions)
         self._context = context
-        self._programs: dict[int, SlicedProgram] = {}  # by patches of a view
+        self._programs: dict[tuple[int, int], SlicedProgram] = {}  # by patches of a view, and channels
         self._graphdef, state = nnx.split(tower)
         self.arrays, self._treedef = jax.tree.flatten(state)
         self._uses: Counter[bytes] = Counter()  # of sequences, by digest
@@ -214,7 +215,7 @@ class ImageEncoder:
     def check(self, item: EmbeddedInput) -> None:
         """See `InputEncoder`."""
         side = self.patch_size * self.merge_size
-        is_image = len(item.shape) == 4 and item.shape[3] == 3 and len(item.data) == math.prod(item.shape)
+        is_image = len(item.shape) == 4 and item.shape[3] in self._channels and len(item.data) == math.prod(item.shape)
         if not is_image or min(item.shape) < 1 or item.shape[1] % side or item.shape[2] % side:
             raise RequestError(f"an image of shape {list(item.shape)} is not one that the model's processor makes")
         num_made = math.prod(item.shape[:3]) // side**2
@@ -278,7 +279,7 @@ class ImageEncoder:
         return self._held[item.digest]
 
     def _encoding(self, item: EmbeddedInput) -> _Encoding:
-        program = self._program(_padded(self._num_patches(item), self.merge_size))
+        program = self._program(_padded(self._num_patches(item), self.merge_size), item.shape[3])
         return _Encoding(item, program, self._values(item, 0, program))
 
     def _values(self, item: EmbeddedInput, index: int, program: SlicedProgram) -> dict[int, Any]:
@@ -288,22 +289,23 @@ class ImageEncoder:
         packed = pack_patches(view, self.patch_size, self.merge_size, num_padded)
         return program.constants | dict(zip(program.inputs, (*self.arrays, packed), strict=True))
 
-    def _program(self, num_padded: int) -> SlicedProgram:
+    def _program(self, num_padded: int, num_channels: int) -> SlicedProgram:
         """The tower over views of at most so many patches."""
-        if num_padded not in self._programs:
+        if (num_padded, num_channels) not in self._programs:
             context = self._context
             structs = [
                 *(jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=each.sharding) for each in self.arrays),
-                context.int32(packed_size(num_padded, self.patch_size)),
+                context.int32(packed_size(num_padded, self.patch_size, num_channels)),
             ]
 
             def encode(*operands: jax.Array) -> jax.Array:
                 *arrays, packed = operands
-                return self.encode(arrays, packed, num_padded)
+                return self.encode(arrays, packed, num_padded, num_channels)
 
             with jax.set_mesh(context.mesh):
-                self._programs[num_padded] = cut(encode, structs, _slice_flops(), context.replicated)
-        return self._programs[num_padded]
+                program = cut(encode, structs, _slice_flops(), context.replicated)
+                self._programs[num_padded, num_channels] = program
+        return self._programs[num_padded, num_channels]
 
     def _run_slice(self, begun: _Encoding, programs: Programs) -> None:
         """Dispatches the next slice, and takes in a view after its last one."""
@@ -343,9 +345,9 @@ class ImageEncoder:
         while self._unused_bytes > _CACHE_BYTES:
             self._unused_bytes -= self._unused.popitem(last=False)[1].nbytes
 
-    def encode(self, arrays: list[jax.Array], packed: jax.Array, num_padded: int) -> jax.Array:
+    def encode(self, arrays: list[jax.Array], packed: jax.Array, num_padded: int, num_channels: int) -> jax.Array:
         """The tower over a packed view, when jitted: float32 [num_padded / merge_size ** 2, embedding_size]."""
-        patches = unpack_patches(packed, self.patch_size, num_padded)
+        patches = unpack_patches(packed, self.patch_size, num_padded, num_channels)
         by_channel = patches.pixels.reshape(num_padded, -1, 3).astype(jnp.float32)
         mean, std = (jnp.asarray(each, jnp.float32) for each in (self._scale.mean, self._scale.std))
         scaled = (by_channel * jnp.float32(self._scale.factor) - mean) / std

@@ -286,6 +286,7 @@ class _Reader:
         else:
             vision |= {"hidden_size": self.hidden_size, "intermediate_size": self.inner_size, "out_hidden_size": size}
         if kind == "qwen2.5vl_merger":
+            vision["tokens_per_second"] = 2  # as published
             every = keys.integer("vision.n_wa_pattern")
             vision["window_size"] = keys.integer("vision.window_size", _QWEN_WINDOW)
             vision["fullatt_block_indexes"] = [i for i in range(self.depth) if every and (i + 1) % every == 0]

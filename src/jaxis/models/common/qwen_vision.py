@@ -44,7 +44,7 @@ _EPSILON = 1e-6
 
 
 class FrameConvolution(JaxModule):
-    """A convolution over frames and pixels whose kernels do not overlap; all frames of an image are the same.
+    """A convolution over frames and pixels whose kernels do not overlap; an image is as many frames that are the same.
 
     Args:
       scope: The layer's scope.
@@ -61,8 +61,13 @@ class FrameConvolution(JaxModule):
         self.bias = parameter(scope, num_features) if use_bias else None
 
     def __call__(self, pixels: jax.Array) -> jax.Array:
-        """pixels [P, patch * patch * 3], channels last -> [P, C]."""
-        kernels = jnp.sum(self.weight[...].astype(jnp.float32), axis=2).astype(pixels.dtype)
+        """pixels [P, patch * patch * 3 * frames], channels last -> [P, C]; of an image, [P, patch * patch * 3]."""
+        weight = self.weight[...]
+        num_features, _, num_frames, *patch = weight.shape
+        if pixels.shape[-1] == 3 * math.prod(patch):
+            kernels = jnp.sum(weight.astype(jnp.float32), axis=2).astype(pixels.dtype)
+        else:
+            kernels = jnp.swapaxes(weight, 1, 2).reshape(num_features, 3 * num_frames, *patch)
         return patch_products(pixels, kernels, None if self.bias is None else self.bias[...])
 
 
@@ -77,8 +82,8 @@ class QwenPatchEmbed(JaxModule):
     """
 
     def __init__(self, scope: LayerScope, num_features: int, patch_size: int, *, use_bias: bool) -> None:
-        frames = scope.config.get("temporal_patch_size", 2)
-        self.proj = FrameConvolution(scope / "proj", num_features, frames, patch_size, use_bias=use_bias)
+        num_frames = scope.config.get("temporal_patch_size", 2)
+        self.proj = FrameConvolution(scope / "proj", num_features, num_frames, patch_size, use_bias=use_bias)
 
 
 class QwenVisionAttention(JaxModule):
@@ -191,7 +196,7 @@ class AxialTransformer(JaxModule):
     Attributes:
       patch_size: Pixels of a side of a patch.
       merge_size: Patches of a side of what becomes one embedding.
-      num_additions: See `VisionTower`.
+      num_frames, num_additions: See `VisionTower`.
       blocks: The layers, each called with x [P, C], angles [P, D / 2] and what of `visible` is its own.
 
     Raises:
@@ -210,6 +215,7 @@ class AxialTransformer(JaxModule):
         self.head_dim = num_features // config.get("num_heads", num_heads)
         self.patch_size = one_side(config.get("patch_size", patch_size), config.source)
         self.merge_size: int = config.get("spatial_merge_size", 2)
+        self.num_frames: int = config.get("temporal_patch_size", 2)
         self.blocks: list[Any] = []
 
     def __call__(self, patches: Patches) -> jax.Array:
@@ -400,7 +406,7 @@ class QwenVision(VisionTower):
         self._check_rope(scope.config)
         self.visual = type(self).make_visual(vision_scope(scope / "visual"))
         self.patch_size, self.merge_size = self.visual.patch_size, self.visual.merge_size
-        self.num_additions = self.visual.num_additions
+        self.num_frames, self.num_additions = self.visual.num_frames, self.visual.num_additions
 
     def __call__(self, patches: Patches) -> jax.Array:
         """See `VisionTower`."""

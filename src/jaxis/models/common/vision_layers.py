@@ -49,7 +49,7 @@ class PatchConvolution(JaxModule):
 
 
 def patch_products(pixels: jax.Array, kernels: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """pixels [P, patch * patch * 3], channels last; kernels [C, 3, patch, patch]; bias [C] or None -> [P, C]."""
+    """pixels [P, patch * patch * N], channels last; kernels [C, N, patch, patch]; bias [C] or None -> [P, C]."""
     product = matmul(pixels, kernels.transpose(0, 2, 3, 1).reshape(kernels.shape[0], -1))
     return product if bias is None else product + bias
 

@@ -17,8 +17,8 @@ class Patches(NamedTuple):
     """A view of an image as a tower takes it, its P patches padded.
 
     Attributes:
-      pixels: Of each patch, [P, patch * patch * 3], row by row and channels last; uint8 on the host, and what the
-        processor makes of them in the tower.
+      pixels: Of each patch, [P, patch * patch * 3], row by row and channels last, those of one frame after another's
+        where a view has several; uint8 on the host, and what the processor makes of them in the tower.
       rows, columns: Where the patch lies, i32 [P].
       num_patches: Without the padding, i32.
     """
@@ -43,6 +43,7 @@ class VisionTower(JaxModule, LoadableWithIterator):
       renames: Other beginnings that they have in files -> those of `prefixes`.
       patch_size: Pixels of a side of a patch.
       merge_size: Patches of a side of what becomes one embedding.
+      num_frames: Frames that a view of a video has; 1: the tower takes images alone.
       num_additions: After how many of the text's first layers something is added at an image's tokens (DeepStack,
         arXiv:2406.04334); it follows the embeddings.
       ends_lines: Whether there is an embedding for the end of a line of patches, which then follows all others.
@@ -54,6 +55,7 @@ class VisionTower(JaxModule, LoadableWithIterator):
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()
     patch_size: int
     merge_size: int
+    num_frames: int = 1
     num_additions: int = 0
     ends_lines: ClassVar[bool] = False
 
@@ -90,7 +92,7 @@ def pack_patches(pixels: np.ndarray, patch_size: int, merge_size: int, num_padde
     Patches that are merged follow each other, so that merging is a reshape.
 
     Args:
-      pixels: uint8 [height, width, 3], sides multiples of `patch_size * merge_size`.
+      pixels: uint8 [height, width, 3 * frames], sides multiples of `patch_size * merge_size`.
       patch_size: The tower's.
       merge_size: The tower's.
       num_padded: P, a multiple of `merge_size ** 2`.
@@ -110,14 +112,14 @@ def pack_patches(pixels: np.ndarray, patch_size: int, merge_size: int, num_padde
     return np.concatenate([np.asarray([num_patches], np.int32), places.ravel(), data.view(np.int32)])
 
 
-def packed_size(num_padded: int, patch_size: int) -> int:
+def packed_size(num_padded: int, patch_size: int, num_channels: int) -> int:
     """The length of what `pack_patches` returns."""
-    return 1 + 2 * num_padded + -(-num_padded * patch_size * patch_size * 3 // 4)
+    return 1 + 2 * num_padded + -(-num_padded * patch_size * patch_size * num_channels // 4)
 
 
-def unpack_patches(packed: jax.Array, patch_size: int, num_padded: int) -> Patches:
+def unpack_patches(packed: jax.Array, patch_size: int, num_padded: int, num_channels: int) -> Patches:
     """The patches of a view, inside a jitted function; their pixels are uint8."""
-    size = patch_size * patch_size * 3
+    size = patch_size * patch_size * num_channels
     data = jax.lax.bitcast_convert_type(packed[1 + 2 * num_padded :], jnp.uint8).reshape(-1)
     places = packed[1 : 1 + 2 * num_padded].reshape(2, num_padded)
     return Patches(data[: num_padded * size].reshape(num_padded, size), places[0], places[1], packed[0])

@@ -1,4 +1,4 @@
-"""Images of requests in the one form in which prompts have them, whatever a protocol calls its own."""
+"""Images and videos of requests in the one form in which prompts have them, whatever a protocol calls its own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 from jaxis.errors import RequestError
 from jaxis.server.generation.served_model import ServedModel
-from jaxis.tokenizer.chat_template import IMAGE_PART
-from jaxis.vision.prompt_images import NO_IMAGES
+from jaxis.tokenizer.chat_template import IMAGE_PART, VIDEO_PART
+from jaxis.vision.prompt_images import NO_IMAGES, NO_VIDEOS, ONLY_IMAGES
+from jaxis.vision.video import Video
 
 
 def image_part(url: str | None, model: ServedModel, place: str) -> dict[str, Any]:
@@ -28,14 +29,39 @@ def image_part(url: str | None, model: ServedModel, place: str) -> dict[str, Any
     return {**IMAGE_PART, "image": model.image_access.source(url or "", place)}
 
 
+def video_part(video: str | Sequence[str], fps: float | None, model: ServedModel, place: str) -> dict[str, Any]:
+    """The same of a video.
+
+    Args:
+      video: A data: URL of an image for each frame, or one of all frames (see `Video.of_url`).
+      fps: Frames in a second, if the request says it.
+      model: The model that shall see it.
+      place: Where the request has it.
+
+    Raises:
+      RequestError: The model takes no videos, or this is none.
+    """
+    if model.images is None or not model.images.takes_videos:
+        raise RequestError(NO_VIDEOS if model.images is None else ONLY_IMAGES, param=place)
+    if isinstance(video, str):
+        return {**VIDEO_PART, "video": Video.of_url(video, fps, place)}
+    # Of a thousand frames, none is fetched.
+    if not all(frame.startswith("data:") for frame in video):
+        raise RequestError("must have a data: URL of an image for each frame", param=place)
+    return {**VIDEO_PART, "video": Video.of(video, fps, place)}
+
+
 def base64_part(data: str, model: ServedModel, place: str) -> dict[str, Any]:
     """The same of an image whose file is given in base64."""
     return image_part(f"data:;base64,{data}", model, place)
 
 
 def has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether contents of a `ChatPrompt` have parts that are images."""
+    """Whether contents of a `ChatPrompt` have parts that are images or videos."""
     contents = (message.get("content") for message in messages)
     return any(
-        part["type"] == IMAGE_PART["type"] for content in contents if isinstance(content, list) for part in content
+        part["type"] in (IMAGE_PART["type"], VIDEO_PART["type"])
+        for content in contents
+        if isinstance(content, list)
+        for part in content
     )

@@ -8,12 +8,20 @@ from typing import Any
 from jaxis.errors import RequestError
 from jaxis.server.generation.answer_format import AnswerFormat, choose_tools
 from jaxis.server.generation.effort import effort_budget, effort_variables
-from jaxis.server.generation.images import image_part
+from jaxis.server.generation.images import image_part, video_part
 from jaxis.server.generation.job import GenerationJob, sampling_params
 from jaxis.server.generation.prompts import ChatPrompt, template_variables
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.body import new_id
-from jaxis.server.openai.chat_schema import ChatCompletionRequest, ChatMessage, ImagePart
+from jaxis.server.openai.chat_schema import (
+    ChatCompletionRequest,
+    ChatMessage,
+    ChatPart,
+    ContentPart,
+    ImagePart,
+    VideoPart,
+    VideoUrlPart,
+)
 from jaxis.server.openai.fields import NamedToolChoice
 from jaxis.server.openai.settings import answer_grammar, check_stream_options, sampling_settings, token_limit
 
@@ -113,13 +121,22 @@ def _template_message(message: ChatMessage, model: ServedModel, place: str) -> d
 def _content(message: ChatMessage, model: ServedModel, place: str) -> str | list[dict[str, Any]]:
     """One string, which every template accepts; few accept parts."""
     content = message.content
-    if not isinstance(content, list) or not any(isinstance(part, ImagePart) for part in content):
+    if not isinstance(content, list) or all(isinstance(part, ContentPart) for part in content):
         return message.text
     if message.role not in ("user", "tool"):
-        raise RequestError("has an image, which only messages of the user and of tools may have", param=place)
-    return [
-        image_part(part.image_url.url, model, f"{place}[{j}].image_url.url")
-        if isinstance(part, ImagePart)
-        else {"type": "text", "text": part.text}
-        for j, part in enumerate(content)
-    ]
+        raise RequestError(
+            "has an image or a video, which only messages of the user and of tools may have", param=place
+        )
+    return [_part(part, model, f"{place}[{j}]") for j, part in enumerate(content)]
+
+
+def _part(part: ChatPart, model: ServedModel, place: str) -> dict[str, Any]:
+    match part:
+        case ImagePart():
+            return image_part(part.image_url.url, model, f"{place}.image_url.url")
+        case VideoPart():
+            return video_part(part.video, part.fps, model, f"{place}.video")
+        case VideoUrlPart():
+            return video_part(part.video_url.url, part.fps, model, f"{place}.video_url.url")
+        case ContentPart():
+            return {"type": "text", "text": part.text}

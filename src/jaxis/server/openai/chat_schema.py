@@ -50,9 +50,34 @@ class ImagePart(LenientModel):
     image_url: ImageUrl
 
 
+class VideoPart(LenientModel):
+    """A video in a content, as its frames, which Qwen's clients send so.
+
+    Attributes:
+      video: A data: URL of an image for each frame.
+      fps: Frames in a second.
+    """
+
+    type: Literal["video"]
+    video: str | list[str]
+    fps: float | None = None
+
+
+class VideoUrlPart(LenientModel):
+    """The same as vLLM's clients send it: one URL, data:video/jpeg;base64,FRAME,FRAME."""
+
+    type: Literal["video_url"]
+    video_url: ImageUrl
+    fps: float | None = None
+
+
+_TAGS = {"image_url": "Image", "video": "Video", "video_url": "VideoUrl"}
 ChatPart = Annotated[
-    Annotated[ContentPart, Tag("Text")] | Annotated[ImagePart, Tag("Image")],
-    Discriminator(lambda value: "Image" if type_of(value) == "image_url" else "Text"),
+    Annotated[ContentPart, Tag("Text")]
+    | Annotated[ImagePart, Tag("Image")]
+    | Annotated[VideoPart, Tag("Video")]
+    | Annotated[VideoUrlPart, Tag("VideoUrl")],
+    Discriminator(lambda value: _TAGS.get(type_of(value), "Text")),
 ]
 
 

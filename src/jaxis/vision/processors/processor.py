@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,16 +34,31 @@ class PixelScale:
     std: tuple[float, ...]
 
 
+class Seconds(NamedTuple):
+    """When the frames of a video are.
+
+    Attributes:
+      of_frames: Of each, after the video's beginning.
+      between: From one frame to the next, on average.
+    """
+
+    of_frames: tuple[float, ...]
+    between: float
+
+
 class ViewGroup(NamedTuple):
     """Views of one size, and the tokens that stand for them.
 
     Attributes:
-      views: uint8 [views, height, width, 3].
+      views: uint8 [views, height, width, 3]; of a video, [views, height, width, 3 * frames], a frame's channels after
+        the other's.
       token_ids: In the prompt.
       rows: The places among these that take the views' embeddings.
       order: Which of all views' embeddings, one view after another, they take; -1 is what the tower has for the end of
         a line. None: each, in their order.
       weights: Where each of these places takes the sum of several embeddings, what those in `order` are multiplied by.
+      grid: Rows and columns of the tokens, where RoPE counts them by both; None: as text.
+      times: See `EmbeddedInput`.
     """
 
     views: np.ndarray
@@ -51,6 +66,51 @@ class ViewGroup(NamedTuple):
     rows: list[int]
     order: list[int] | None = None
     weights: list[float] | None = None
+    grid: tuple[int, int] | None = None
+    times: tuple[int, ...] = (0,)
+
+
+class Span(NamedTuple):
+    """Tokens from `start` to before `stop`, in whose place something comes."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoProcessor:
+    """Prepares videos, given as their frames, for one tower; a family's own is a subclass.
+
+    Attributes:
+      placeholder: What stands for a video in a prompt before it is expanded.
+      placeholder_id: The token.
+    """
+
+    placeholder: str
+    placeholder_id: int
+
+    def span(self, token_ids: Sequence[int], place: int) -> Span:
+        """The tokens of a prompt that a video takes the place of, given that of its placeholder."""
+        del token_ids
+        return Span(place, place + 1)
+
+    def target_size(self, num_frames: int, width: int, height: int) -> tuple[int, int]:
+        """The width and height that so many frames of a size are resized to."""
+        raise NotImplementedError
+
+    def least_tokens(self, num_frames: int, width: int, height: int) -> int:
+        """How many tokens stand for so many frames of a size, or a few less."""
+        raise NotImplementedError
+
+    def parts(self, frames: Iterable[Image], size: tuple[int, int], seconds: Seconds) -> list[ViewGroup | list[int]]:
+        """What the tower sees of a video, and tokens of text between, in the order of the prompt.
+
+        Args:
+          frames: Upright and RGB.
+          size: What they are resized to.
+          seconds: When they are.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +123,7 @@ class ImageProcessor:
       placeholder: What stands for an image in a prompt before it is expanded.
       placeholder_id: The token.
       is_bidirectional: Whether an image's tokens see each other, not just those before them.
+      video: Prepares videos; None: they are not taken.
     """
 
     pixel_scale: PixelScale
@@ -70,6 +131,7 @@ class ImageProcessor:
     placeholder: str
     placeholder_id: int
     is_bidirectional: bool = False
+    video: VideoProcessor | None = None
 
     @property
     def most_tokens(self) -> int:
@@ -83,7 +145,7 @@ class ImageProcessor:
 
     def parts(self, image: Image) -> list[ViewGroup]:
         """What the tower sees of an upright RGB image, one part after another in the prompt; most have one."""
-        return [ViewGroup(self.views(image), *self.tokens(*image.size))]
+        return [ViewGroup(self.views(image), *self.tokens(*image.size), grid=self.grid(*image.size))]
 
     def views(self, image: Image) -> np.ndarray:
         """What the tower sees of an upright RGB image in one part, each view by itself."""
@@ -115,6 +177,7 @@ class ImageProcessor:
             json.dumps([scale.factor, scale.mean, scale.std]).encode(),
             repr(views.shape).encode(),
             *(repr(each).encode() for each in (group.order, group.weights) if each is not None),
+            *([b"times", repr(group.times).encode()] if len(group.times) > 1 else []),
         )
         digest = hashlib.sha256()
         for part in (*fields, np.ascontiguousarray(views).data):
@@ -141,7 +204,14 @@ def whole_patches(views: np.ndarray, patch_size: int) -> np.ndarray:
 
 
 def size_within(
-    size: tuple[int, int], side: int, least: int, most: int, *, frames: int = 1, fewest: int = 0
+    size: tuple[int, int],
+    side: int,
+    least: int,
+    most: int,
+    *,
+    frames: int = 1,
+    compared_frames: int | None = None,
+    fewest: int = 0,
 ) -> tuple[int, int]:
     """The width and height nearest to an image's that are multiples of `side`, with bounds for the pixels of both.
 
@@ -151,14 +221,16 @@ def size_within(
       least: The fewest pixels, approximately.
       most: The most pixels.
       frames: How often the pixels count.
+      compared_frames: How often they count where it is asked whether they are within the bounds; None: as often.
       fewest: Multiples of `side` that a width or height has at least before the bounds apply.
     """
     width, height = size
     columns, rows = (max(round(each / side), fewest) for each in size)
-    if frames * columns * rows * side * side > most:
+    pixels = (frames if compared_frames is None else compared_frames) * columns * rows * side * side
+    if pixels > most:
         shrink = math.sqrt(frames * height * width / most)
         columns, rows = (max(math.floor(each / shrink / side), 1) for each in size)
-    elif frames * columns * rows * side * side < least:
+    elif pixels < least:
         grow = math.sqrt(least / (frames * height * width))
         columns, rows = (math.ceil(each * grow / side) for each in size)
     return columns * side, rows * side

@@ -1,14 +1,17 @@
-"""Images of Qwen2-VL and later: in their own proportions, whose places RoPE counts by row and column."""
+"""Images and videos of Qwen2-VL and later: in their own proportions, whose places RoPE counts by row and column."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from jaxis.vision.processors.processor import ImageProcessor, size_within
+from jaxis.errors import ConfigError
+from jaxis.vision.processors.processor import ImageProcessor, Seconds, Span, VideoProcessor, ViewGroup, size_within
 from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
 
 if TYPE_CHECKING:
@@ -16,7 +19,13 @@ if TYPE_CHECKING:
 
     from jaxis.tokenizer import Tokenizer
 
-_IMAGE = "<|image_pad|>"
+_T = TypeVar("_T")
+# Settings of video processors that are supported with these values only.
+_ONLY_OF_VIDEOS: Mapping[str, Any] = {
+    **{"do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True},
+    **{"cap_pixels_per_frame": False, "do_center_crop": False},
+}
+_IMAGE, _VIDEO, _START, _END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,20 +43,24 @@ class QwenVLProcessor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> QwenVLProcessor:
-        """Reads the settings of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+        """Reads the settings of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and later.
 
         Raises:
           ConfigError: A setting is missing or not supported.
         """
         settings.check("min_pixels", "max_pixels", "temporal_patch_size", "merge_size")
+        side = settings.image("patch_size", 14) * settings.image("merge_size", 2)
+        least = settings.image("min_pixels", None) or settings.size("size", "shortest_edge", 56 * 56)
+        most = settings.image("max_pixels", None) or settings.size("size", "longest_edge", 28 * 28 * 1280)
         return cls(
             pixel_scale=settings.scale(CLIP_SCALE),
             resample=settings.image("resample", 3),
             placeholder=_IMAGE,
             placeholder_id=settings.token_id(_IMAGE, tokenizer),
-            side=settings.image("patch_size", 14) * settings.image("merge_size", 2),
-            min_pixels=settings.image("min_pixels", None) or settings.size("size", "shortest_edge", 56 * 56),
-            max_pixels=settings.image("max_pixels", None) or settings.size("size", "longest_edge", 28 * 28 * 1280),
+            side=side,
+            min_pixels=least,
+            max_pixels=most,
+            video=_read_video(settings, tokenizer, (side, (least, most))),
         )
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
@@ -67,3 +80,163 @@ class QwenVLProcessor(ImageProcessor):
         """See `ImageProcessor`."""
         count = math.prod(self.grid(width, height))
         return [self.placeholder_id] * count, list(range(count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenVideoProcessor(VideoProcessor):
+    """Videos of Qwen2-VL and Qwen2.5-VL: all tokens follow each other, and RoPE counts their time, too.
+
+    Attributes:
+      resample: Pillow's number of the filter.
+      side: Pixels of a side of a merged patch.
+      num_frames: Of a view; the last frame fills the last one.
+      min_pixels, max_pixels: Of a frame.
+      times_per_second: What RoPE counts in a second; None: views.
+    """
+
+    resample: int
+    side: int
+    num_frames: int
+    min_pixels: int
+    max_pixels: int
+    times_per_second: float | None = None
+
+    def target_size(self, num_frames: int, width: int, height: int) -> tuple[int, int]:
+        """See `VideoProcessor`."""
+        del num_frames
+        return size_within((width, height), self.side, self.min_pixels, self.max_pixels)
+
+    def least_tokens(self, num_frames: int, width: int, height: int) -> int:
+        """See `VideoProcessor`."""
+        columns, rows = (each // self.side for each in self.target_size(num_frames, width, height))
+        return -(-num_frames // self.num_frames) * rows * columns
+
+    def parts(self, frames: Iterable[Image], size: tuple[int, int], seconds: Seconds) -> list[ViewGroup | list[int]]:
+        """See `VideoProcessor`."""
+        views = np.stack(list(self._views(frames, size)))
+        step = 1.0
+        if self.times_per_second is not None:
+            step = self.times_per_second * self.num_frames * seconds.between
+        count = len(views) * self._num_tokens(size)
+        times = tuple(int(i * step) for i in range(len(views)))
+        tokens = [self.placeholder_id] * count
+        return [ViewGroup(views, tokens, list(range(count)), grid=self._grid(size), times=times)]
+
+    def _views(self, frames: Iterable[Image], size: tuple[int, int]) -> Iterable[np.ndarray]:
+        """Each uint8 [height, width, 3 * num_frames]."""
+        resized = (np.asarray(frame.resize(size, resample=self.resample)) for frame in frames)
+        for together in _groups(resized, self.num_frames):
+            filled = [*together, *[together[-1]] * (self.num_frames - len(together))]
+            yield np.concatenate(filled, axis=-1)
+
+    def _grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        return size[1] // self.side, size[0] // self.side
+
+    def _num_tokens(self, size: tuple[int, int]) -> int:
+        """Of a view."""
+        return math.prod(self._grid(size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3VideoProcessor(QwenVideoProcessor):
+    """Videos of Qwen3-VL and later: before each view, its time is written as text.
+
+    Attributes:
+      min_pixels, max_pixels: Of all frames together.
+      start_id, end_id: The tokens around what stands for an image or a view.
+      encode: From text to tokens.
+    """
+
+    start_id: int
+    end_id: int
+    encode: Callable[[str], list[int]]
+
+    def span(self, token_ids: Sequence[int], place: int) -> Span:
+        """See `VideoProcessor`; each view has the tokens around it, which the placeholder has once."""
+        around = list(token_ids[max(place - 1, 0) : place + 2])
+        if around == [self.start_id, self.placeholder_id, self.end_id]:
+            return Span(place - 1, place + 2)
+        return Span(place, place + 1)
+
+    def target_size(self, num_frames: int, width: int, height: int) -> tuple[int, int]:
+        """See `VideoProcessor`."""
+        if min(width, height) < self.side:
+            grow = max(self.side / height, self.side / width)
+            width, height = int(width * grow), int(height * grow)
+        compared = max(round(num_frames / self.num_frames), 1) * self.num_frames
+        bounds = self.min_pixels, self.max_pixels
+        return size_within((width, height), self.side, *bounds, frames=num_frames, compared_frames=compared)
+
+    def parts(self, frames: Iterable[Image], size: tuple[int, int], seconds: Seconds) -> list[ViewGroup | list[int]]:
+        """See `VideoProcessor`."""
+        parts: list[ViewGroup | list[int]] = []
+        of_views = _groups(seconds.of_frames, self.num_frames)
+        count = self._num_tokens(size)
+        for view, times in zip(self._views(frames, size), of_views, strict=True):
+            first, last = times[0], times[-1]
+            parts.append([*self.encode(f"<{(first + last) / 2:.1f} seconds>"), self.start_id])
+            tokens = [self.placeholder_id] * count
+            parts.append(ViewGroup(view[None], tokens, list(range(count)), grid=self._grid(size)))
+            parts.append([self.end_id])
+        return parts
+
+
+def _groups(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    """So many after each other at a time; the last ones may be fewer."""
+    rest = iter(items)
+    while group := list(itertools.islice(rest, size)):
+        yield group
+
+
+def _read_video(
+    settings: ProcessorSettings, tokenizer: Tokenizer, bounds: tuple[int, tuple[int, int]]
+) -> QwenVideoProcessor | None:
+    """What prepares videos; None where the tokenizer has no token for them.
+
+    Args:
+      settings: The files'.
+      tokenizer: The model's.
+      bounds: Pixels of a side of a merged patch, and the fewest and most of an image, which are those of a video where
+        the files say nothing of videos.
+
+    Raises:
+      ConfigError: A setting is not supported.
+    """
+    placeholder_id = tokenizer.token_to_id(_VIDEO)
+    if placeholder_id is None:
+        return None
+    # The files of Qwen3-VL name the processor of Qwen2-VL's images.
+    names = [*settings.names, str(settings.model.get("model_type"))]
+    for key, value in _ONLY_OF_VIDEOS.items():
+        if settings.video.get(key) not in (None, value):
+            raise ConfigError(
+                f"{settings.source}: the video processor has {key}={settings.video[key]!r}, which is not supported"
+            )
+    for key in ("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std", "resample"):
+        of_video, of_image = settings.video.get(key), settings.image(key, None)
+        if None not in (of_video, of_image) and of_video != of_image:
+            raise ConfigError(
+                f"{settings.source}: the video processor has {key}={of_video!r}, and that of images {of_image!r}; "
+                "expected the same"
+            )
+    side, (least, most) = bounds
+    if settings.video:
+        size = settings.video.get("size") or {}
+        least = settings.video.get("min_pixels") or size.get("shortest_edge", 128 * side * side)
+        most = settings.video.get("max_pixels") or size.get("longest_edge", 768 * side * side)
+    shared: dict[str, Any] = {
+        **{"placeholder": _VIDEO, "placeholder_id": placeholder_id},
+        **{"side": side, "min_pixels": least, "max_pixels": most},
+        **{"resample": settings.image("resample", 3), "num_frames": settings.image("temporal_patch_size", 2)},
+    }
+    if any(name.lower().startswith("qwen3") for name in names):
+        start_id, end_id = (settings.token_id(each, tokenizer) for each in (_START, _END))
+
+        def encode(text: str) -> list[int]:
+            return tokenizer.encode(text, add_special_tokens=False)
+
+        return Qwen3VideoProcessor(**shared, start_id=start_id, end_id=end_id, encode=encode)
+    times_per_second = None
+    if any(name.lower().startswith("qwen2_5") for name in names):
+        times_per_second = (settings.model.get("vision_config") or {}).get("tokens_per_second", 4)
+    return QwenVideoProcessor(**shared, times_per_second=times_per_second)

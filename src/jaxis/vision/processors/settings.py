@@ -47,10 +47,12 @@ class ProcessorSettings:
       processor: Those about tokens and patches.
       model: config.json.
       names: What the files call the processor, the most telling name first.
+      video: video_preprocessor_config.json.
     """
 
     def __init__(self, files: Path) -> None:
         self.source = str(files)
+        self.video: dict[str, Any] = {}
         if files.is_file():
             with MmprojFile(files) as file:
                 self.model, self.processor, self._image = file.config, file.processor, file.image_processor
@@ -59,6 +61,8 @@ class ProcessorSettings:
             self.processor = _read(files / "processor_config.json")
             nested = self.processor.get("image_processor")
             self._image = nested if isinstance(nested, dict) else _read(files / "preprocessor_config.json")
+            nested = self.processor.get("video_processor")
+            self.video = nested if isinstance(nested, dict) else _read(files / "video_preprocessor_config.json")
         names = (
             self.processor.get("processor_class"),
             *map(self._image.get, ("processor_class", "image_processor_type")),
