@@ -16,7 +16,9 @@ import transformers
 from PIL.Image import Image
 from safetensors.numpy import load_file, save_file
 from transformers.image_utils import SizeDict
+from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.cohere2_vision.processing_cohere2_vision import Cohere2VisionProcessor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -624,6 +626,88 @@ _LLAVA_SIGLIP = dataclasses.replace(
     replace=lambda inputs, index: "<image>" * (TILE // PATCH) ** 2,
     slow=True,
 )
+_VIP_LLAVA = dataclasses.replace(
+    _LLAVA,
+    name="ViP-LLaVA",
+    config=lambda token_id: transformers.VipLlavaConfig(
+        text_config=TEXT | {"model_type": "llama"},
+        vision_config=_SQUARES | {"model_type": "clip_vision_model", "num_hidden_layers": 4},
+        image_token_index=token_id("<image>"),
+        vision_feature_layer=[-2, -4, 2, 0],
+    ),
+    slow=True,
+)
+
+_AYA_TOKENS = {
+    **{"start_of_img_token": "<|START_OF_IMG|>", "end_of_img_token": "<|END_OF_IMG|>"},
+    **{"img_patch_token": "<|IMG_PATCH|>", "tile_token": "TILE", "tile_global_token": "TILE_GLOBAL"},
+    **{"img_size": TILE, "patch_size": 2 * PATCH},
+}
+_COHERE2 = TEXT | {"model_type": "cohere2", "sliding_window": 11, "logit_scale": 1.0, "tie_word_embeddings": True}
+_COHERE2 |= {"layer_types": ["sliding_attention", "full_attention"]}
+_AYA = dataclasses.replace(
+    _INTERNVL,
+    name="Aya Vision",
+    config=lambda token_id: transformers.AyaVisionConfig(
+        text_config=_COHERE2,
+        vision_config=_SQUARES | {"model_type": "siglip_vision_model", "vision_use_head": False},
+        image_token_index=token_id("<|IMG_PATCH|>"),
+        downsample_factor=2,
+        alignment_intermediate_size=80,
+    ),
+    processor_files={
+        **{"processor_class": "AyaVisionProcessor", "patch_size": PATCH, "img_size": TILE, "downsample_factor": 2},
+    },
+    replace=lambda inputs, index: AyaVisionProcessor.replace_image_token(SimpleNamespace(**_AYA_TOKENS), inputs, index),
+    special=("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>"),
+    placeholder="<image>",
+    slow=True,
+)
+_COMMAND_A_TOKENS = {
+    **{"boi_token": "<|START_OF_IMG|>", "eoi_token": "<|END_OF_IMG|>", "image_token": "<|IMG_PATCH|>"},
+    **{"img_line_break_token": "<|IMG_LINE_BREAK|>", "patch_size": PATCH},
+}
+
+
+def _call_command_a(processor: Any, images: list[Image]) -> Inputs:
+    """As `_call_llama4`."""
+    module, tiles, counts = image_processing("cohere2_vision"), [], []
+    for image in images:
+        size = (image.height, image.width)
+        columns, rows = module.get_optimal_tiled_canvas(size, (TILE, TILE), 1, 5)
+        canvas = np.asarray(image.resize((columns * TILE, rows * TILE), resample=3))
+        views = [tile for row in np.split(canvas, rows) for tile in np.split(row, columns, axis=1)]
+        views += [np.asarray(image.resize((TILE, TILE), resample=3))] * (len(views) > 1)
+        counts.append(len(views))
+        tiles += views
+    scaled = (np.stack(tiles) / 255 - processor.image_mean) / processor.image_std
+    return {"pixel_values": scaled.transpose(0, 3, 1, 2).astype(np.float32), "num_patches": counts}
+
+
+_COMMAND_A = dataclasses.replace(
+    _AYA,
+    name="Command A Vision",
+    config=lambda token_id: transformers.Cohere2VisionConfig(
+        text_config=_COHERE2,
+        vision_config=_SQUARES | {"model_type": "siglip_vision_model", "vision_use_head": False},
+        image_token_id=token_id("<|IMG_PATCH|>"),
+        alignment_intermediate_size=80,
+    ),
+    call=_call_command_a,
+    processor_files={
+        "processor_class": "Cohere2VisionProcessor",
+        "image_processor": {
+            **{"size": {"height": TILE, "width": TILE}, "max_patches": 5, "patch_size": PATCH},
+            **{"image_mean": GotOcr2ImageProcessorPil.image_mean, "image_std": GotOcr2ImageProcessorPil.image_std},
+        },
+    },
+    replace=lambda inputs, index: Cohere2VisionProcessor.replace_image_token(
+        SimpleNamespace(**_COMMAND_A_TOKENS), inputs, index
+    ),
+    special=("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"),
+    placeholder="<|IMG_PATCH|>",
+    has_image_processor=False,
+)
 _CANVASES = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]
 _LLAVA_NEXT_TOKENS = _LLAVA_TOKENS | {"patch_size": 8}
 
@@ -978,5 +1062,5 @@ FAMILIES = (
     *(_MISTRAL3, _LIGHTON_OCR, _IDEFICS3, _SMOLVLM, _INTERNVL, _GEMMA3, _GEMMA4, _GEMMA4_CAUSAL, _GEMMA4_UNIFIED),
     *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE),
     *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
-    *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _KIMI),
+    *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _KIMI, _VIP_LLAVA, _AYA, _COMMAND_A),
 )

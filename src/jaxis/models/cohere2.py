@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from jaxis.config.layer_types import SLIDING_ATTENTION, layer_span, layer_type
 from jaxis.layers.decoder_layer import ParallelDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.cohere import Cohere2CausalLM
+from jaxis.models.common.cohere_vision import AyaVision, Cohere2Vision
 from jaxis.models.common.family import Family
 from jaxis.models.common.layer_norms import unbiased_layer_norm
-from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.text_part import InnerTextPart, TextPart
+from jaxis.models.common.vision_tower import VisionTower
 
 
 class Cohere2DecoderLayer(ParallelDecoderLayer):
@@ -38,8 +42,9 @@ class Cohere2ForCausalLM(Cohere2CausalLM):
 
 
 class AyaVisionForConditionalGeneration(TextPart, Cohere2ForCausalLM):
-    """Aya Vision; images are not supported."""
+    """Aya Vision: the text, and what encodes images for it."""
 
+    tower: ClassVar[type[VisionTower] | None] = AyaVision
     text_model_types = ("cohere2",)
     other_parts = ("vision_tower", "multi_modal_projector")
     other_keys = (
@@ -48,13 +53,17 @@ class AyaVisionForConditionalGeneration(TextPart, Cohere2ForCausalLM):
     )
 
 
-class Cohere2VisionForConditionalGeneration(AyaVisionForConditionalGeneration):
-    """Command A Vision, whose checkpoints name the text model's modules as those of a text model alone; images are not
-    supported."""
+class Cohere2VisionForConditionalGeneration(InnerTextPart, Cohere2ForCausalLM):
+    """Command A Vision: the text, and what encodes images for it."""
+
+    tower: ClassVar[type[VisionTower] | None] = Cohere2Vision
+    text_model_types = ("cohere2",)
+    other_parts = ("model.vision_tower", "model.multi_modal_projector")
+    other_keys = ("vision_config", "image_token_id", "downsample_factor", "alignment_intermediate_size")
 
 
 FAMILY = Family(
-    "Command R7B, Command A; Aya Vision, Command A Vision (text)",
+    "Command R7B, Command A, Aya Vision, Command A Vision",
     (Cohere2ForCausalLM, AyaVisionForConditionalGeneration, Cohere2VisionForConditionalGeneration),
     "as Command R, with a window and RoPE in three of four layers and neither in the fourth",
     gguf=("cohere2",),

@@ -11,7 +11,7 @@ from jaxis.models.common.family import Family
 from jaxis.models.common.idefics3_vision import Idefics3Vision
 from jaxis.models.common.internvit import InternVLVision
 from jaxis.models.common.llama import LlamaDecoderLayer
-from jaxis.models.common.llava_vision import LlavaNextVision, LlavaVision
+from jaxis.models.common.llava_vision import LlavaNextVision, LlavaVision, VipLlavaVision
 from jaxis.models.common.mistral import MistralDecoderLayer
 from jaxis.models.common.qwen import Qwen2DecoderLayer
 from jaxis.models.common.text_part import TextPart
@@ -61,9 +61,9 @@ class LlavaOnevisionForConditionalGeneration(LlavaNextForConditionalGeneration):
 
 
 class VipLlavaForConditionalGeneration(LlavaForConditionalGeneration):
-    """ViP-LLaVA; images are not supported."""
+    """ViP-LLaVA: the text, and what encodes images for it."""
 
-    tower = None
+    tower = VipLlavaVision
     other_keys = (
         *LlavaForConditionalGeneration.other_keys,
         *("vision_feature_layers", "projector_layernorm_eps"),
@@ -107,8 +107,8 @@ class SmolVLMForConditionalGeneration(Idefics3ForConditionalGeneration):
 
 
 FAMILY = Family(
-    "InternVL 2.5 and 3, Idefics3, SmolVLM, LLaVA 1.5, LLaVA-NeXT, LLaVA-OneVision, Pixtral 12B; LLaVA-NeXT-Video, "
-    "ViP-LLaVA, Voxtral, Qwen2-Audio (text)",
+    "InternVL 2.5 and 3, Idefics3, SmolVLM, LLaVA 1.5, LLaVA-NeXT, LLaVA-OneVision, ViP-LLaVA, Pixtral 12B; "
+    "LLaVA-NeXT-Video, Voxtral, Qwen2-Audio (text)",
     (
         LlavaForConditionalGeneration,
         LlavaNextForConditionalGeneration,

@@ -1,5 +1,5 @@
 """What encodes images for LLaVA 1.5 (arXiv:2310.03744) and its kin: CLIP's, SigLIP's or Pixtral's transformer, cut off
-before its last layers, and a projector.
+before its last layers, and a projector; ViP-LLaVA's (arXiv:2312.00784) takes what several layers make.
 """
 
 from __future__ import annotations
@@ -92,8 +92,13 @@ class ClipTower(JaxModule):
 
     def through_layers(self, patches: Patches, num_layers: int) -> jax.Array:
         """The patches -> [P, C], as this many layers leave them."""
-        x = self.encoder(self.pre_layrnorm(self.embeddings(patches)), patches.num_patches + 1, num_layers)
-        return x[: patches.pixels.shape[0]]
+        return self.states(patches, num_layers)[-1]
+
+    def states(self, patches: Patches, num_layers: int) -> list[jax.Array]:
+        """The same as it is before the first layer, and after each of so many."""
+        x = self.pre_layrnorm(self.embeddings(patches))
+        states = self.encoder.states(x, patches.num_patches + 1, num_layers)
+        return [each[: patches.pixels.shape[0]] for each in states]
 
 
 class LlavaVision(VisionTower):
@@ -175,9 +180,53 @@ class LlavaNextVision(LlavaVision):
         return jnp.concatenate([x, self.image_newline[...].astype(x.dtype)[None]])
 
 
+class VipLlavaVision(VisionTower):
+    """The vision tower of ViP-LLaVA, with its projector.
+
+    Args:
+      vllm_config: Its config is what `config_keys` name.
+      rng: For the initial weights.
+
+    Raises:
+      ConfigError: config.json asks for something that is not supported.
+    """
+
+    config_keys = (
+        *("vision_config", "projector_hidden_act", "projector_layernorm_eps", "text_config.hidden_size"),
+        *("vision_feature_layer", "vision_feature_layers"),
+    )
+    prefixes = LlavaVision.prefixes
+    unused = LlavaVision.unused
+    renames = (
+        *LlavaVision.renames,
+        ("multi_modal_projector.projector_layernorm.", "multi_modal_projector.layer_norm."),
+    )
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
+        scope = LayerScope(vllm_config, rng)
+        config = scope.config
+        config.expect("projector_layernorm_eps", 1e-5)
+        self.vision_tower = ClipTower(vision_scope(scope / "vision_tower"))
+        key = "vision_feature_layers" if "vision_feature_layers" in config else "vision_feature_layer"
+        chosen = config.get(key, [-2, -5, -8, -11, 6])
+        most = len(self.vision_tower.encoder.layers)
+        self.after_layers = [_layer(config, each, most) for each in (chosen if isinstance(chosen, list) else [chosen])]
+        self.patch_size, self.merge_size = self.vision_tower.patch_size, 1
+        num_features = self.vision_tower.hidden_size * len(self.after_layers)
+        self.multi_modal_projector = VisionProjector(scope / "multi_modal_projector", num_features, is_normed=True)
+
+    def __call__(self, patches: Patches) -> jax.Array:
+        """See `VisionTower`."""
+        states = self.vision_tower.states(patches, max(self.after_layers))
+        return self.multi_modal_projector(jnp.concatenate([states[i] for i in self.after_layers], axis=-1))
+
+
 def _num_layers(config: HFConfig, most: int) -> int:
     """How many of a tower's layers `vision_feature_layer` says to run: -1 is all, -2 all but the last."""
-    layer = config.get("vision_feature_layer", -2)
+    return _layer(config, config.get("vision_feature_layer", -2), most)
+
+
+def _layer(config: HFConfig, layer: object, most: int) -> int:
     if not isinstance(layer, int) or not -most - 1 <= layer <= most:
         raise ConfigError(
             f"{config.source} has vision_feature_layer={layer!r}; expected one of the tower's {most} layers"

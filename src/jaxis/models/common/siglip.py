@@ -98,9 +98,14 @@ class SiglipEncoder(JaxModule):
 
     def __call__(self, x: jax.Array, num_patches: jax.Array, num_layers: int | None = None) -> jax.Array:
         """x [P, C], the first `num_patches` of which are seen -> [P, C], after so many layers; None is all."""
+        return self.states(x, num_patches, num_layers)[-1]
+
+    def states(self, x: jax.Array, num_patches: jax.Array, num_layers: int | None = None) -> list[jax.Array]:
+        """The same as it is before the first layer, and after each."""
+        states = [x]
         for layer in self.layers[:num_layers]:
-            x = run_layer(layer, x, num_patches)
-        return x
+            states.append(run_layer(layer, states[-1], num_patches))
+        return states
 
 
 class SiglipEmbeddings(JaxModule):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxis.vision.processors.cohere import AyaVisionProcessor, Cohere2VisionProcessor
 from jaxis.vision.processors.gemma3 import Gemma3Processor
 from jaxis.vision.processors.gemma4 import Gemma4Processor
 from jaxis.vision.processors.glm_v import GlmVProcessor
@@ -30,6 +31,8 @@ _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcesso
     "Idefics3": Idefics3Processor.read,
     "SmolVLM": Idefics3Processor.read,
     "InternVL": InternVLProcessor.read,
+    "AyaVision": AyaVisionProcessor.read,
+    "Cohere2Vision": Cohere2VisionProcessor.read,
     "Gemma3": Gemma3Processor.read,
     "Gemma4Unified": Gemma4Processor.read_unified,
     "Gemma4": Gemma4Processor.read,
