@@ -355,6 +355,25 @@ _QWEN2_VL = dataclasses.replace(
     processor_files={"processor_class": "Qwen2VLProcessor"},
     slow=True,
 )
+_EXAONE_4_5 = dataclasses.replace(
+    _QWEN2_5_VL,
+    name="EXAONE 4.5",
+    config=lambda token_id: transformers.Exaone4_5_Config(
+        text_config=TEXT
+        | {"model_type": "exaone4", "sliding_window": 11, "tie_word_embeddings": False}
+        | {"layer_types": ["sliding_attention", "full_attention"]},
+        vision_config={
+            **{"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 4, "num_key_value_heads": 2},
+            **{"patch_size": PATCH, "spatial_merge_size": MERGE, "window_size": 16, "out_hidden_size": 64},
+            **{"fullatt_block_indexes": [1]},
+        },
+        image_token_id=token_id("<|image_pad|>"),
+        tie_word_embeddings=False,
+    ),
+    processor_files={"processor_class": "Exaone4_5_Processor"},
+    types=None,
+    slow=True,
+)
 _QWEN3_VL = dataclasses.replace(
     _QWEN2_5_VL,
     name="Qwen3-VL",
@@ -740,6 +759,21 @@ _LLAVA_NEXT = dataclasses.replace(
     replace=_replace_llava_next,
     views=_views_of_llava_next,
 )
+_LLAVA_NEXT_VIDEO = dataclasses.replace(
+    _LLAVA_NEXT,
+    name="LLaVA-NeXT-Video",
+    config=lambda token_id: transformers.LlavaNextVideoConfig(
+        text_config=TEXT | {"model_type": "llama"},
+        vision_config=_SQUARES | {"model_type": "clip_vision_model", "num_hidden_layers": 3, "patch_size": 8},
+        image_token_index=token_id("<image>"),
+        video_token_index=token_id("<video>"),
+        vision_feature_layer=-2,
+        image_grid_pinpoints=_CANVASES,
+    ),
+    processor_files={"processor_class": "LlavaNextVideoProcessor", **_LLAVA_NEXT_TOKENS},
+    special=("<image>", "<video>"),
+    slow=True,
+)
 # Not a whole number of patches, as in the published models.
 _ONEVISION_TILE = TILE + 2
 _ONEVISION_CANVASES = [[rows * _ONEVISION_TILE, columns * _ONEVISION_TILE] for rows in (1, 2) for columns in (1, 2, 3)]
@@ -1062,5 +1096,6 @@ FAMILIES = (
     *(_MISTRAL3, _LIGHTON_OCR, _IDEFICS3, _SMOLVLM, _INTERNVL, _GEMMA3, _GEMMA4, _GEMMA4_CAUSAL, _GEMMA4_UNIFIED),
     *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE),
     *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
-    *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _KIMI, _VIP_LLAVA, _AYA, _COMMAND_A),
+    *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _KIMI, _VIP_LLAVA, _AYA, _COMMAND_A, _EXAONE_4_5),
+    _LLAVA_NEXT_VIDEO,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.config.layer_types import SLIDING_ATTENTION, layer_span, layer_type, uniform_span
 from jaxis.layers.decoder_layer import PostNormDecoderLayer
@@ -10,7 +12,9 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
+from jaxis.models.common.qwen_vision import Exaone4_5Vision
 from jaxis.models.common.text_part import InnerTextPart
+from jaxis.models.common.vision_tower import VisionTower
 
 
 class Exaone4DecoderLayer(PostNormDecoderLayer):
@@ -35,15 +39,16 @@ def _span_and_rope(scope: LayerScope) -> tuple[AttentionSpan, bool]:
 
 
 class Exaone4_5_ForConditionalGeneration(InnerTextPart, Exaone4ForCausalLM):
-    """EXAONE 4.5; images are not supported."""
+    """EXAONE 4.5: the text, and what encodes images for it."""
 
+    tower: ClassVar[type[VisionTower] | None] = Exaone4_5Vision
     text_model_types = ("exaone4", "exaone4_5_text")
     other_parts = ("model.visual",)
     other_keys = ("vision_config",)
 
 
 FAMILY = Family(
-    "EXAONE 4; EXAONE 4.5 (text)",
+    "EXAONE 4 and 4.5",
     (Exaone4ForCausalLM, Exaone4_5_ForConditionalGeneration),
     "norms after attention and feed-forward, and on heads; a window and RoPE in three of four layers and "
     "neither in the fourth, or RoPE everywhere",

@@ -44,9 +44,8 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
 
 
 class LlavaNextVideoForConditionalGeneration(LlavaNextForConditionalGeneration):
-    """LLaVA-NeXT-Video; images and videos are not supported."""
+    """LLaVA-NeXT-Video: the text, and what encodes images for it; videos are not supported."""
 
-    tower = None
     other_parts = (*LlavaNextForConditionalGeneration.other_parts, "vision_resampler")
     other_keys = (
         *LlavaNextForConditionalGeneration.other_keys,
@@ -107,8 +106,8 @@ class SmolVLMForConditionalGeneration(Idefics3ForConditionalGeneration):
 
 
 FAMILY = Family(
-    "InternVL 2.5 and 3, Idefics3, SmolVLM, LLaVA 1.5, LLaVA-NeXT, LLaVA-OneVision, ViP-LLaVA, Pixtral 12B; "
-    "LLaVA-NeXT-Video, Voxtral, Qwen2-Audio (text)",
+    "InternVL 2.5 and 3, Idefics3, SmolVLM, LLaVA 1.5, LLaVA-NeXT, LLaVA-NeXT-Video, LLaVA-OneVision, "
+    "ViP-LLaVA, Pixtral 12B; Voxtral, Qwen2-Audio (text)",
     (
         LlavaForConditionalGeneration,
         LlavaNextForConditionalGeneration,

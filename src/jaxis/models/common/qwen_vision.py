@@ -93,16 +93,21 @@ class QwenVisionAttention(JaxModule):
       scope: The layer's scope.
       num_features: C.
       num_heads: H.
+      num_kv_heads: K, which divides H.
     """
 
-    def __init__(self, scope: LayerScope, num_features: int, num_heads: int) -> None:
-        self.num_heads = num_heads
-        self.qkv = linear(scope / "qkv", num_features, 3 * num_features, axes=("heads", "embed"), use_bias=True)
+    def __init__(self, scope: LayerScope, num_features: int, num_heads: int, num_kv_heads: int) -> None:
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        size = num_features // num_heads * (num_heads + 2 * num_kv_heads)
+        self.qkv = linear(scope / "qkv", num_features, size, axes=("heads", "embed"), use_bias=True)
         self.proj = linear(scope / "proj", num_features, num_features, axes=("embed", "heads"), use_bias=True)
 
     def __call__(self, x: jax.Array, angles: jax.Array, visible: jax.Array | Windows) -> jax.Array:
         """x [P, C], angles [P, D / 2], and the segments i32 [P] or windows of patches that see each other -> [P, C]."""
-        q, k, v = jnp.moveaxis(self.qkv(x).reshape(x.shape[0], 3, self.num_heads, -1), 1, 0)
+        heads = self.qkv(x).reshape(x.shape[0], self.num_heads + 2 * self.num_kv_heads, -1)
+        q, k, v = jnp.split(heads, [self.num_heads, self.num_heads + self.num_kv_heads], axis=1)
+        if self.num_kv_heads < self.num_heads:
+            k, v = (jnp.repeat(each, self.num_heads // self.num_kv_heads, axis=1) for each in (k, v))
         cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
         q, k = (rotate_halves(each.astype(jnp.float32), cos, sin).astype(v.dtype) for each in (q, k))
         if isinstance(visible, Windows):
@@ -143,7 +148,9 @@ class QwenVisionBlock(JaxModule):
     def __init__(self, scope: LayerScope, num_features: int, make_norm: MakeNorm, make_mlp: MakeMLP) -> None:
         self.norm1 = make_norm(scope, num_features, epsilon=_EPSILON)
         self.norm2 = make_norm(scope, num_features, epsilon=_EPSILON)
-        self.attn = QwenVisionAttention(scope / "attn", num_features, scope.config.get("num_heads", 16))
+        num_heads = scope.config.get("num_heads", 16)
+        num_kv_heads = scope.config.get("num_key_value_heads", num_heads)
+        self.attn = QwenVisionAttention(scope / "attn", num_features, num_heads, num_kv_heads)
         self.mlp = make_mlp(scope / "mlp")
 
     def __call__(self, x: jax.Array, angles: jax.Array, visible: jax.Array | Windows) -> jax.Array:
@@ -449,6 +456,16 @@ class Qwen2_5VLVision(QwenVision):
     """Qwen2.5-VL's."""
 
     make_visual = Qwen2_5Visual
+
+
+class Exaone4_5Vision(QwenVision):
+    """That of EXAONE 4.5: as Qwen2.5-VL's, and heads share keys and values; its text has the RoPE of any text."""
+
+    config_keys = ("vision_config",)
+    make_visual = Qwen2_5Visual
+
+    def _check_rope(self, config: HFConfig) -> None:
+        """See `QwenVision`."""
 
 
 class Qwen3VLVision(QwenVision):

@@ -19,7 +19,7 @@ from jaxis.vision.processors.llava import LlavaProcessor
 from jaxis.vision.processors.llava_next import LlavaNextProcessor, LlavaOnevisionProcessor
 from jaxis.vision.processors.pixtral import PixtralProcessor
 from jaxis.vision.processors.processor import ImageProcessor
-from jaxis.vision.processors.qwen_vl import QwenVLProcessor
+from jaxis.vision.processors.qwen_vl import Exaone4_5Processor, QwenVLProcessor
 from jaxis.vision.processors.settings import ProcessorSettings
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcesso
     "InternVL": InternVLProcessor.read,
     "AyaVision": AyaVisionProcessor.read,
     "Cohere2Vision": Cohere2VisionProcessor.read,
+    "Exaone4_5": Exaone4_5Processor.read,
     "Gemma3": Gemma3Processor.read,
     "Gemma4Unified": Gemma4Processor.read_unified,
     "Gemma4": Gemma4Processor.read,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -71,15 +72,29 @@ class QwenVLProcessor(ImageProcessor):
         """See `ImageProcessor`."""
         return np.asarray(self.resized(image, *self.target_size(*image.size)))[None]
 
-    def grid(self, width: int, height: int) -> tuple[int, int]:
+    def grid(self, width: int, height: int) -> tuple[int, int] | None:
         """See `ImageProcessor`."""
         width, height = self.target_size(width, height)
         return height // self.side, width // self.side
 
     def tokens(self, width: int, height: int) -> tuple[list[int], list[int]]:
         """See `ImageProcessor`."""
-        count = math.prod(self.grid(width, height))
+        count = math.prod(each // self.side for each in self.target_size(width, height))
         return [self.placeholder_id] * count, list(range(count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exaone4_5Processor(QwenVLProcessor):
+    """The same for a text part whose RoPE counts the tokens of images like any others; no videos."""
+
+    @classmethod
+    def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> QwenVLProcessor:
+        """See `QwenVLProcessor`."""
+        return dataclasses.replace(super().read(settings, tokenizer), video=None)
+
+    def grid(self, width: int, height: int) -> None:
+        """See `ImageProcessor`."""
+        del width, height
 
 
 @dataclass(frozen=True, kw_only=True)
