@@ -71,6 +71,7 @@ CHANGES = {
     "Jamba": {"head_dim": 16, "mamba_proj_bias": False},
     "Granite 4": {"mamba_proj_bias": False, "layer_types": ["mamba", "attention", "mamba"]},
     "Falcon-H1": {"mamba_proj_bias": False},
+    "Nemotron 3": {"layers_block_type": ["mamba", "moe", "attention", "moe", "mamba"]},
     "Gemma 3n": {"vocab_size_per_layer_input": 131},
     "Gemma 4, experts, values that are keys": {"attention_bias": False},
     "LFM2 MoE": {"routed_scaling_factor": 1.0},
@@ -130,6 +131,7 @@ MORE = [
                 "Granite 4",
                 {"num_local_experts": 0, "num_experts_per_tok": 0, "intermediate_size": 48, "mamba_proj_bias": False},
             ),
+            ("Nemotron-H", "Nemotron 3", {"layers_block_type": ["mamba", "mlp", "attention", "mamba"]}),
             (
                 "Falcon-H1, norm",
                 "Falcon-H1",
@@ -170,7 +172,7 @@ QUANTIZED = [
         *("Llama 2", "Qwen3, tied", "Phi-4", "Gemma 3", "Mixtral", "Qwen3 MoE", "GPT-OSS", "Llama 4", "DeepSeek V3"),
         "Qwen3.5",  # blocks of 32 columns, of heads of 16 values
         *("Gemma 4, experts, values that are keys", "Granite MoE Shared", "Qwen3-Next"),
-        *("Granite 4", "Falcon-H1, norm", "Jamba"),
+        *("Granite 4", "Falcon-H1, norm", "Jamba", "Nemotron 3"),
     )
 ]
 BLOCK_TYPES = [gguf.GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "Q5_1", "Q4_1", "Q5_0", "MXFP4", "F16")]

@@ -92,6 +92,7 @@ ARCHITECTURES = {
     "JambaForCausalLM": "jamba",
     "GraniteMoeHybridForCausalLM": "granitehybrid",
     "FalconH1ForCausalLM": "falcon-h1",
+    "NemotronHForCausalLM": "nemotron_h_moe",
 }
 # Whose rows of queries and keys `LlamaModel.permute` changes.
 _PERMUTED = ("llama", "granite", "mistral3", "smollm3", "arcee", "olmo", "minicpm", "granitemoe", "granitehybrid")
@@ -133,6 +134,11 @@ def write_gguf(
     """
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
+    if architecture == "nemotron_h_moe":
+        config["num_hidden_layers"] = len(config["layers_block_type"])
+        if "moe" not in config["layers_block_type"]:  # as the config.json of such a model has no keys of experts
+            architecture = "nemotron_h"
+            config = {key: value for key, value in config.items() if not re.search("expert|moe|group$|routed", key)}
     if architecture in _SPECIAL_KEYS_OF_CLASSICS:
         config = {_USUAL_KEYS.get(key, key): value for key, value in config.items()}
     values = _keys(config, architecture, separate_latent_heads) | dict(keys or {})
@@ -655,6 +661,37 @@ def _falcon_h1_keys(config: dict, *_: Any) -> dict[str, Any]:
     return {**_mamba2_keys_with_prefix(config), "vocab_size": config["vocab_size"]}
 
 
+def _nemotron_h_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
+    kinds = config["layers_block_type"]
+    has_experts = "moe" in kinds
+    of_experts = {
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": config.get("moe_shared_expert_intermediate_size"),
+        "expert_shared_count": config.get("n_shared_experts"),
+        "expert_weights_norm": config.get("norm_topk_prob"),
+        "expert_weights_scale": config.get("routed_scaling_factor"),
+        "moe_latent_size": config.get("moe_latent_size"),
+    }
+    width = config["moe_intermediate_size"] if has_experts else config["intermediate_size"]
+    return {
+        **(of_experts if has_experts else {}),
+        "context_length": 1 << 20,
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+        "rope.dimension_count": config["hidden_size"] // config["num_attention_heads"],
+        "rope.freq_base": 10_000.0,
+        "rope.scaling.finetuned": False,
+        "attention.head_count_kv": [
+            config["num_key_value_heads"] if kind in ("attention", "full_attention") else 0 for kind in kinds
+        ],
+        "feed_forward_length": [width if kind in ("moe", "mlp") else 0 for kind in kinds],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
+        "ssm.state_size": config["ssm_state_size"],
+        "ssm.time_step_rank": config["mamba_num_heads"],
+        "ssm.group_count": config["n_groups"],
+    }
+
+
 def _no_keys(*_: Any) -> dict[str, Any]:
     return {}
 
@@ -725,6 +762,8 @@ _SPECIAL_KEYS = {
     "jamba": _jamba_keys,
     "granitehybrid": _granitehybrid_keys,
     "falcon-h1": _falcon_h1_keys,
+    "nemotron_h": _nemotron_h_keys,
+    "nemotron_h_moe": _nemotron_h_keys,
 }
 
 
@@ -733,6 +772,9 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
     heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
     if architecture == "jamba":
         tensors = {name.replace(".feed_forward.experts.", ".mlp.experts."): tensor for name, tensor in tensors.items()}
+    if architecture.startswith("nemotron_h"):
+        pattern = re.compile(r"^backbone\.(layers\.\d+)\.mixer\.experts\.")
+        tensors = {pattern.sub(r"model.\1.mlp.experts.", name): tensor for name, tensor in tensors.items()}
     tensors = _stacked_experts(_split_fused_experts(tensors, architecture))
     tensors = _split_granite_blocks(tensors)
     if config.get("tie_word_embeddings"):
@@ -747,7 +789,7 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
         tensors = {
             name: _unchanged_heads(name, tensor) for name, tensor in _unpacked_delta_net(config, tensors).items()
         }
-    if architecture in ("mamba", "mamba2", "jamba", "granitehybrid", "falcon-h1"):
+    if architecture in ("mamba", "mamba2", "jamba", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe"):
         tensors = _of_mamba(config, architecture, tensors)
     if architecture == "gemma3n":
         tensors = _stacked_projections(tensors)

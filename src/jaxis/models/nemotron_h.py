@@ -206,4 +206,5 @@ FAMILY = Family(
     (NemotronHForCausalLM,),
     "each layer is one of Mamba2, attention without RoPE, a feed-forward block or experts; neither has a "
     "gate; experts between latent projections (Super, Ultra)",
+    gguf=("nemotron_h", "nemotron_h_moe"),
 )

@@ -80,7 +80,7 @@ _GPT2_DIGITS = SplitRules(single_digits=True, gpt2_pattern=True)
 _GPT4O = SplitRules(patterns=(GPT4O_PATTERN,), ignore_merges=True)
 
 SPLIT_RULES = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2"), _LLAMA3_WORDS),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral"), _LLAMA3_WORDS),
     **dict.fromkeys(("glm4", "chatglm-bpe"), _LLAMA3_WORDS),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),

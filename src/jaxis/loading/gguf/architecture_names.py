@@ -457,6 +457,22 @@ NAMES: Mapping[str, ArchitectureNames] = {
         },
         norm="model.final_layernorm",
     ),
+    **dict.fromkeys(
+        ("nemotron_h", "nemotron_h_moe"),
+        ArchitectureNames(
+            block={
+                **_mamba_mixer("mixer", "dt_bias="),
+                **{f"attn_{each}": f"mixer.{each}_proj" for each in "qkv"},
+                **{"attn_output": "mixer.o_proj", "attn_norm": "norm"},
+                **{f"ffn_{each}": f"mixer.{each}_proj" for each in ("up", "down")},
+                **{f"ffn_{each}_shexp": f"mixer.shared_experts.{each}_proj" for each in ("up", "down")},
+                **{"ffn_gate_inp": "mixer.gate", "exp_probs_b": "mixer.gate.e_score_correction_bias="},
+                **{"ffn_latent_down": "mixer.fc1_latent_proj", "ffn_latent_up": "mixer.fc2_latent_proj"},
+            },
+            experts="mixer.experts",
+            **_BACKBONE,
+        ),
+    ),
     "bert": ArchitectureNames(
         block={
             "attn_q": "attention.self.query",

@@ -30,12 +30,14 @@ def _mamba2(reader: ConfigReader) -> Values:
     """Mamba2 and Codestral Mamba."""
     keys = reader.keys
     num_heads, head_dim = _heads(reader)
+    if num_heads * head_dim % reader.hidden_size:
+        raise ConfigError(f"{keys.source} has {num_heads * head_dim} features, no multiple of {reader.hidden_size}")
     return {
         **_state_alone(reader, "Mamba2ForCausalLM", "mamba2"),
         "num_heads": num_heads,
         "head_dim": head_dim,
         "n_groups": keys.integer("ssm.group_count"),
-        "expand": num_heads * head_dim / reader.hidden_size,
+        "expand": num_heads * head_dim // reader.hidden_size,
     }
 
 
@@ -153,6 +155,65 @@ def _falcon_h1(reader: ConfigReader) -> Values:
     }
 
 
+def _nemotron_h(reader: ConfigReader) -> Values:
+    """Nemotron-H and Nemotron Nano 2, whose layers have one part each; which, show sizes that are not 0."""
+    sizes = reader.keys.for_layers("feed_forward_length", reader.num_layers) or []
+    return {
+        **_nemotron(reader, "-"),
+        "intermediate_size": max(sizes, default=0),
+        "mlp_bias": reader.has_tensors("ffn_up.bias"),
+    }
+
+
+def _nemotron_h_moe(reader: ConfigReader) -> Values:
+    """Nemotron 3, with experts for feed-forward blocks; llama.cpp knows that their scores are sigmoids."""
+    keys = reader.keys
+    keys.expect("expert_gating_func", 2)
+    keys.expect("expert_shared_count", 1)
+    latent_size = keys.integer("moe_latent_size", 0)
+    return {
+        **_nemotron(reader, "E"),
+        "n_routed_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "n_shared_experts": 1,
+        "moe_shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
+        "norm_topk_prob": bool(keys.get("expert_weights_norm", False)),
+        "routed_scaling_factor": keys.get("expert_weights_scale", 0.0) or 1.0,
+        "n_group": keys.get("expert_group_count", 1) or 1,
+        "topk_group": keys.get("expert_group_used_count", 1) or 1,
+        **({"moe_latent_size": latent_size} if latent_size else {}),
+    }
+
+
+def _nemotron(reader: ConfigReader, feed_forward: str) -> Values:
+    keys = reader.keys
+    keys.expect("rope.scaling.finetuned", False)
+    keys.ignore("rope.dimension_count", "rope.freq_base")  # there is no rope
+    epsilon = float(keys.require("attention.layer_norm_rms_epsilon"))
+    keys.expect("attention.layer_norm_epsilon", epsilon)
+    sizes = keys.for_layers("feed_forward_length", reader.num_layers)
+    if sizes is None or reader.kv_heads_of_layers is None:
+        raise ConfigError(f"{keys.source} does not say which layers have attention: use another file")
+    kinds = [
+        "*" if heads else feed_forward if size else "M"
+        for heads, size in zip(reader.kv_heads_of_layers, sizes, strict=True)
+    ]
+    num_heads, head_dim = _heads(reader)
+    return {
+        **reader.base("NemotronHForCausalLM", "nemotron_h"),
+        "hybrid_override_pattern": "".join(kinds),
+        "layer_norm_epsilon": epsilon,
+        "mamba_num_heads": num_heads,
+        "mamba_head_dim": head_dim,
+        "ssm_state_size": keys.integer("ssm.state_size"),
+        "n_groups": keys.integer("ssm.group_count"),
+        "conv_kernel": keys.integer("ssm.conv_kernel"),
+        "use_bias": reader.has_tensors("ssm_in.bias"),
+        "use_conv_bias": reader.has_tensors("ssm_conv1d.bias"),
+    }
+
+
 def _prefixed(reader: ConfigReader) -> Values:
     keys = reader.keys
     return {
@@ -170,5 +231,7 @@ WITH_MAMBA: Mapping[str, Callable[[ConfigReader], Values]] = {
     "jamba": _jamba,
     "granitehybrid": _granitehybrid,
     "falcon-h1": _falcon_h1,
+    "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h_moe,
 }
 """By `general.architecture`."""
