@@ -179,3 +179,43 @@ def test_steps_of_adamw_are_those_of_torch_in_float64():
         expected.grad = torch.tensor(gradient)
         theirs.step()
     np.testing.assert_allclose(trained, expected.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_steps_of_muon_are_those_of_torch_in_float64(monkeypatch):
+    # Where torch rounds to bfloat16 before it iterates.
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    generator = np.random.default_rng(0)
+    shapes = {"tall": (48, 16), "wide": (16, 40), "experts": (3, 16, 24), "embeddings": (64, 16), "norm": (16,)}
+    start = {name: generator.normal(size=shape) for name, shape in shapes.items()}
+    params = TrainingParams(optimizer="muon", weight_decay=0.01)
+    axes = {"embeddings": ("vocab", "embed"), "wide": ("mlp", "embed")}
+    optimizer = make_optimizer(params, lambda _: jnp.asarray(0.1), axes)
+    trained = {name: jnp.asarray(array, jnp.float32) for name, array in start.items()}
+    state = optimizer.init(trained)
+
+    theirs = {name: torch.tensor(array) for name, array in start.items()}
+    # Each expert is a matrix of its own, in the memory of the whole.
+    matrices = [torch.nn.Parameter(each) for each in (theirs["tall"], theirs["wide"], *theirs["experts"])]
+    others = [torch.nn.Parameter(theirs[name]) for name in ("embeddings", "norm")]
+    muon = torch.optim.Muon(matrices, lr=0.1, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    decays = [{"params": [each], "weight_decay": decay} for each, decay in zip(others, (0.01, 0.0), strict=True)]
+    adamw = torch.optim.AdamW(decays, lr=0.1)
+    for _ in range(5):
+        gradients = {name: generator.normal(size=shape) for name, shape in shapes.items()}
+        updates, state = optimizer.update(
+            {name: jnp.asarray(each, jnp.float32) for name, each in gradients.items()}, state, trained
+        )
+        trained = {name: trained[name] + updates[name] for name in trained}
+        in_order = [
+            gradients["tall"],
+            gradients["wide"],
+            *gradients["experts"],
+            gradients["embeddings"],
+            gradients["norm"],
+        ]
+        for each, gradient in zip([*matrices, *others], in_order, strict=True):
+            each.grad = torch.tensor(gradient)
+        muon.step()
+        adamw.step()
+    for name, expected in theirs.items():
+        np.testing.assert_allclose(trained[name], expected, rtol=1e-4, atol=1e-4, err_msg=name)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -44,26 +44,33 @@ def warmup_steps(params: TrainingParams, num_steps: int) -> int:
     return math.ceil(num_steps * (params.warmup_ratio or 0.0))
 
 
-def make_optimizer(params: TrainingParams, schedule: Schedule) -> optax.GradientTransformation:
-    """AdamW, or SGD with momentum, as PyTorch computes them. Weight decay is of matrices only.
+def make_optimizer(
+    params: TrainingParams, schedule: Schedule, logical_axes: Mapping[str, tuple[str | None, ...]] | None = None
+) -> optax.GradientTransformation:
+    """AdamW, SGD with momentum, or Muon, as PyTorch computes them. Weight decay is of matrices only.
 
     Args:
       params: Which one.
       schedule: Its learning rate.
+      logical_axes: Of what is trained, by name, as far as it has some.
     """
 
     def is_matrix(trained: Any) -> Any:
         return jax.tree.map(lambda array: array.ndim > 1, trained)
 
-    if OPTIMIZERS[params.optimizer] == "adamw":
+    kind = OPTIMIZERS[params.optimizer]
+    if kind == "sgd":
+        momentum = params.sgd_momentum or None
         return optax.chain(
-            _scale_by_adam(params.adam_beta1, params.adam_beta2, params.adam_epsilon),
-            optax.add_decayed_weights(params.weight_decay, mask=is_matrix),
-            optax.scale_by_learning_rate(schedule),
+            optax.add_decayed_weights(params.weight_decay, mask=is_matrix), optax.sgd(schedule, momentum=momentum)
         )
-    momentum = params.sgd_momentum or None
+    scale = _scale_by_adam(params.adam_beta1, params.adam_beta2, params.adam_epsilon)
+    if kind == "muon":
+        scale = _scale_by_muon(scale, logical_axes or {})
     return optax.chain(
-        optax.add_decayed_weights(params.weight_decay, mask=is_matrix), optax.sgd(schedule, momentum=momentum)
+        scale,
+        optax.add_decayed_weights(params.weight_decay, mask=is_matrix),
+        optax.scale_by_learning_rate(schedule),
     )
 
 
@@ -96,3 +103,70 @@ def _scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.Gradient
 def _bias_correction(decay: float, count: jax.Array) -> jax.Array:
     """`1 - decay ** count`."""
     return -jnp.expm1(count * math.log(decay)) if decay else jnp.ones([])
+
+
+MUON_MOMENTUM = 0.95
+_MUON_COEFFICIENTS, _MUON_ITERATIONS, _MUON_EPSILON = (3.4445, -4.7750, 2.0315), 5, 1e-7
+
+
+class _MuonState(NamedTuple):
+    """Moving averages of the gradients of hidden matrices, and Adam's state of all else."""
+
+    averages: dict[str, jax.Array]
+    others: optax.OptState
+
+
+def _scale_by_muon(
+    others: optax.GradientTransformation, logical_axes: Mapping[str, tuple[str | None, ...]]
+) -> optax.GradientTransformation:
+    """Muon (https://kellerjordan.github.io/posts/muon/) of hidden matrices, with updates as large as Adam's
+    (arXiv:2502.16982), which is `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`.
+
+    Args:
+      others: Scales the gradients of all else: vectors, embeddings and heads.
+      logical_axes: Of what is trained, by name: what has an axis of the vocabulary is no hidden matrix.
+    """
+
+    def is_hidden(name: str, array: jax.Array) -> bool:
+        return array.ndim > 1 and min(array.shape[-2:]) > 1 and "vocab" not in logical_axes.get(name, ())
+
+    def divided(arrays: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        hidden = {name: array for name, array in arrays.items() if is_hidden(name, array)}
+        return hidden, {name: array for name, array in arrays.items() if name not in hidden}
+
+    def init(params: optax.Params) -> optax.OptState:
+        hidden, rest = divided(cast(dict[str, jax.Array], params))
+        return _MuonState(jax.tree.map(jnp.zeros_like, hidden), others.init(rest))
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del params
+        assert isinstance(state, _MuonState)
+        hidden, rest = divided(cast(dict[str, jax.Array], updates))
+        averages = {
+            name: _towards(state.averages[name], gradient, 1 - MUON_MOMENTUM) for name, gradient in hidden.items()
+        }
+        directions = {
+            name: _muon_update(_towards(hidden[name], each, MUON_MOMENTUM)) for name, each in averages.items()
+        }
+        of_rest, state_of_rest = others.update(rest, state.others)
+        return directions | cast(dict[str, jax.Array], of_rest), _MuonState(averages, state_of_rest)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _towards(start: jax.Array, end: jax.Array, share: float) -> jax.Array:
+    return start + share * (end - start)
+
+
+def _muon_update(matrices: jax.Array) -> jax.Array:
+    """Matrices [..., M, N], their singular values near one by Newton-Schulz iterations, times 0.2 sqrt(max(M, N))."""
+    a, b, c = _MUON_COEFFICIENTS
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices
+    x /= jnp.maximum(jnp.linalg.norm(x, axis=(-2, -1), keepdims=True), _MUON_EPSILON)
+    for _ in range(_MUON_ITERATIONS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return 0.2 * math.sqrt(max(matrices.shape[-2:])) * (x.mT if is_tall else x)

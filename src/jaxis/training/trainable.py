@@ -38,11 +38,13 @@ class Trainable(Protocol):
       frozen: What is not, and the rest as it was before training if the objective needs it.
       initial: What is trained, at the start: float32.
       placement: Where both are.
+      logical_axes: Of the weights among them, by name.
     """
 
     frozen: Values
     initial: Trained
     placement: Placement
+    logical_axes: Mapping[str, tuple[str | None, ...]]
 
     def combine(self, trained: Mapping[str, jax.Array], frozen: Values) -> Values:
         """What the model's parameters hold."""
@@ -100,8 +102,8 @@ class _AllWeights:
         self._is_tied = getattr(model, "lm_head", None) is None
         self.initial = {name: value for name, value in values.items() if is_float(value)}
         self.frozen: Values = {name: value for name, value in values.items() if not is_float(value)}
-        logical_axes = self._prepare(model)
-        self.placement = _placement(self.initial, self.frozen, base.devices, logical_axes)
+        self.logical_axes = self._prepare(model)
+        self.placement = _placement(self.initial, self.frozen, base.devices, self.logical_axes)
         self.initial = base.devices.put(self.initial, self.placement.trained)
         self.frozen = base.devices.put(self.frozen, self.placement.frozen)
 
@@ -150,6 +152,7 @@ class _AllWeightsInEngine(_AllWeights):
         return dataclasses.replace(self._base, quantization=None)
 
     def _prepare(self, model: JaxModule) -> Mapping[str, tuple[str | None, ...]]:
+        logical_axes = FunctionalModel(model).logical_axes
         del model
         dtype = self._base.compute_dtype
         self._engine_model = EngineWeights(self._base.construct(dtype, packed=True), dtype)
@@ -158,7 +161,7 @@ class _AllWeightsInEngine(_AllWeights):
             copies = {name: jnp.array(value, copy=True) for name, value in self.initial.items()}
             self.frozen = {**self.frozen, **self._engine_model.served(copies, self._engine_model.packed(copies))}
         self.follow(self.initial)
-        return {}
+        return logical_axes
 
     def follow(self, trained: Mapping[str, jax.Array]) -> None:
         self.frozen = {**self.frozen, **self._engine_model.packed(trained)}
@@ -201,8 +204,8 @@ class _Adapters:
             raise ConfigError("peft.peft_save_mode='merged' cannot be honoured for a GGUF file: give adapter_only")
         self.frozen: Values = values_of(model)
         self.initial = self._layers.initial(config.training.seed)
-        logical_axes = self._prepare(model)
-        self.placement = _placement(self.initial, self.frozen, base.devices, logical_axes)
+        self.logical_axes = self._prepare(model)
+        self.placement = _placement(self.initial, self.frozen, base.devices, self.logical_axes)
         self.initial = base.devices.put(self.initial, self.placement.trained)
         self.frozen = base.devices.put(self.frozen, self.placement.frozen)
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import NamedSharding
 
 from jaxis.engine.execution.programs import enable_disk_cache
@@ -153,11 +154,11 @@ class _Run:
         if (metric := self._params.best_metric) is not None:
             self._best = BestStep(metric, self._params.is_greater_better)
         self._schedule = make_schedule(self._params, total)
-        self._optimizer = make_optimizer(self._params, self._schedule)
 
     def run(self, resumed: Path | None, progress: ProgressDisplay) -> TrainingResult:
         model = make_trainable(self._config, self._base, progress)
-        trained, state, first = self._start(model, resumed)
+        optimizer = make_optimizer(self._params, self._schedule, model.logical_axes)
+        trained, state, first = self._start(model, optimizer, resumed)
         if first:
             model.follow(trained)
         objective = make_objective(self._params)
@@ -165,7 +166,7 @@ class _Run:
             model.forward(is_training=True),
             objective,
             model.combine,
-            self._optimizer,
+            optimizer,
             self._params.max_grad_norm,
             model.placement,
             router_coefficient(self._config, self._base),
@@ -213,9 +214,11 @@ class _Run:
             self._write(model, self._finished(trained))
         return TrainingResult(self._total, self._total, self._output)
 
-    def _start(self, model: Trainable, resumed: Path | None) -> tuple[Trained, Any, int]:
+    def _start(
+        self, model: Trainable, optimizer: optax.GradientTransformation, resumed: Path | None
+    ) -> tuple[Trained, Any, int]:
         """What is trained, the optimizer's state and the first step."""
-        initial, state = begin(model.initial, model.frozen, self._optimizer)
+        initial, state = begin(model.initial, model.frozen, optimizer)
         if resumed is None:
             return initial, state, 0
         run_state, arrays = load_checkpoint(resumed)

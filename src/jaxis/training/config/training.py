@@ -12,7 +12,7 @@ from jaxis.training.config.section import TORCH_ONLY, ConfigSection
 
 SFT, DPO, GRPO = "TRL_SFT", "TRL_DPO", "TRL_GRPO"
 PLAIN, ENGINE = "plain", "engine"
-OPTIMIZERS = {"adamw": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd"}
+OPTIMIZERS = {"adamw": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd", "muon": "muon"}
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 _TRAINER_KWARGS = {
     *("save_total_limit", "metric_for_best_model", "greater_is_better", "load_best_model_at_end"),
@@ -46,7 +46,8 @@ class TrainingParams(ConfigSection):
       learning_rate: Its peak.
       lr_scheduler_type: linear, cosine, constant or constant_with_warmup.
       warmup_ratio: Share of the steps in which the rate rises from 0; `warmup_steps` says how many instead.
-      optimizer: adamw, adamw_torch, adamw_torch_fused or sgd.
+      optimizer: adamw, adamw_torch, adamw_torch_fused, sgd, or muon, which is Muon of hidden matrices with updates as
+        large as AdamW's, and AdamW of vectors, embeddings and heads.
       weight_decay: Of matrices only.
       max_grad_norm: Gradients whose norm is larger are scaled down to it; 0: none are.
       mixed_precision_dtype: NONE or BF16, which computes in bfloat16.

@@ -92,7 +92,8 @@ def training_memory(config: TrainConfig, base: BaseModel, batch: TrainingBatch, 
         )
 
     # The state has trees like that of what is trained, and counters.
-    state = jax.eval_shape(make_optimizer(config.training, lambda _: jnp.zeros(())).init, parts.trained)
+    optimizer = make_optimizer(config.training, lambda _: jnp.zeros(()), parts.model.logical_axes)
+    state = jax.eval_shape(optimizer.init, parts.trained)
     by_name = [each for each in jax.tree.leaves(state, is_leaf=_is_by_name) if _is_by_name(each)]
     counters = _bytes_of([each for each in jax.tree.leaves(state, is_leaf=_is_by_name) if not _is_by_name(each)])
     trained = held(parts.trained)
