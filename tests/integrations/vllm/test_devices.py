@@ -9,6 +9,7 @@ pytest.importorskip("vllm")
 
 from tests.support.simulated_devices import run_on_devices
 from tests.support.tiny_checkpoints import DELTA_NET_SIZES, write_checkpoint
+from tests.support.vision_checkpoints import write_mistral3
 
 SCRIPT = """
 import sys
@@ -17,11 +18,16 @@ import jax
 import numpy as np
 
 import jaxis
+from tests.integrations.vllm.test_images import cases_with_images
 from tests.integrations.vllm.test_llm import make_vllm, without_end
-from tests.support.vllm_requests import TINY_VOCAB_SIZE, jaxis_answers, random_cases, vllm_answers
+from tests.support.vllm_requests import TINY_VOCAB_SIZE, Case, jaxis_answers, random_cases, vllm_answers
 
 folder, settings = sys.argv[1], {"tensor_parallel_size": 2, "enable_expert_parallel": sys.argv[2] == "experts"}
-cases = random_cases(30, seed=21, vocab_size=TINY_VOCAB_SIZE)
+if sys.argv[2] == "images":
+    greedy = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, "logprobs": 2}
+    cases = [Case(case.prompt, images=case.images, **greedy) for case in cases_with_images(30, seed=21)]
+else:
+    cases = random_cases(30, seed=21, vocab_size=TINY_VOCAB_SIZE)
 llm = make_vllm(folder, kv_cache_memory_bytes=8 << 20, **settings)
 reference = jaxis.LLM(
     folder, max_num_seqs=8, max_model_len=256, dtype="float32", seed=3, max_num_batched_tokens=64,
@@ -49,3 +55,8 @@ for case, ours, theirs in zip(cases, vllm_answers(llm, cases), jaxis_answers(ref
 )
 def test_two_devices_answer_as_jaxis_does_on_them(tmp_path, family, sizes, experts):
     run_on_devices("-c", SCRIPT, str(write_checkpoint(tmp_path / "model", family, **sizes)), experts, num_devices=2)
+
+
+def test_images_do_too(tmp_path):
+    write_mistral3(tmp_path)
+    run_on_devices("-c", SCRIPT, str(tmp_path), "images", num_devices=2)

@@ -14,11 +14,16 @@ from safetensors.numpy import load_file, save_file
 
 os.environ |= {"VLLM_PLUGINS": "jaxis", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 pytest.importorskip("vllm")
+pytest.importorskip("peft")
 
 import openai
+import peft
+import torch
+import transformers
 import vllm
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
+from vllm.lora.request import LoRARequest
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -31,6 +36,7 @@ from jaxis.integrations.vllm.encoder_cache import EncoderCache
 from jaxis.integrations.vllm.model_shims import may_take_images
 from jaxis.models.registry import built_in_models
 from tests.integrations.vllm.test_llm import check, make_vllm, metric, set_contract
+from tests.support.adapters import randomize
 from tests.support.vision_checkpoints import random_image, token_id, write_mistral3
 from tests.support.vision_folders import facts_of, write_vision_folders
 from tests.support.vllm_requests import Case, answer, jaxis_answers, random_cases
@@ -71,6 +77,7 @@ def cases_with_images(number, seed):
     for case in cases:
         for name in ("bad_words", "stop_token_ids"):  # words of vLLM's spelling, and tokens that this model lacks
             case.values.pop(name, None)
+        case.values["ignore_eos"] = True  # of the tokenizer, whose end this model's configuration does not name
         for _ in range(random.integers(3)):
             case.prompt = list(case.prompt)
             case.prompt.insert(random.integers(len(case.prompt) + 1), IMAGE)
@@ -195,6 +202,33 @@ def test_drafts_beside_images_change_nothing(mistral3, reference):
     llm = make_vllm(mistral3, speculative_config=speculative)
     cases = [Case([*[7, 8] * 8, IMAGE, *[7, 8] * 8], images=[image], **GREEDY) for image in images_of(500)]
     check(llm, reference, cases)
+
+
+def test_adapters_beside_images_are_those_of_jaxis(mistral3, tmp_path):
+    """Under each adapter's name, vLLM keeps an image's blocks apart, and its embeddings."""
+    folder = tmp_path / "adapter"
+    layers = r".*language_model.*\.(q_proj|v_proj)"
+    base = transformers.AutoModelForImageTextToText.from_pretrained(mistral3, dtype=torch.float32)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(target_modules=layers, r=4))
+    randomize(adapted)
+    adapted.save_pretrained(folder)
+    cases = [Case([7, 8, IMAGE, 9, *range(40)], images=[image], **GREEDY) for image in images_of(600) for _ in range(2)]
+    settings = {"max_num_seqs": 8, "max_model_len": 256, "max_num_batched_tokens": 64, "enable_lora": True}
+    with jaxis.LLM(mistral3, dtype="float32", **settings, kv_cache_memory="16MiB", show_progress=False) as llm:
+        wanted = llm.generate(
+            [case.jaxis_prompt for case in cases],
+            jaxis.SamplingParams(**GREEDY),
+            lora_request=[jaxis.LoRARequest("a", 1, folder), None] * len(SIZES),
+        )
+    llm = make_vllm(mistral3, enable_lora=True, max_lora_rank=16)
+    found = llm.generate(
+        [case.vllm_prompt for case in cases],
+        vllm.SamplingParams(**GREEDY),
+        lora_request=[LoRARequest("a", 1, str(folder)), None] * len(SIZES),
+        use_tqdm=False,
+    )
+    assert list(map(answer, found)) == list(map(answer, wanted))
+    assert answer(found[0])[0] != answer(found[1])[0]
 
 
 class Encoder:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError, RequestError
-from jaxis.integrations.vllm.contract import ADAPTERS_REFUSED, PAIR_KEYS, POOLING_REFUSED, SPECULATIVE_DEFAULTS
+from jaxis.integrations.vllm.contract import (
+    ADAPTERS_REFUSED,
+    PAIR_KEYS,
+    POOLING_REFUSED,
+    SECOND_START,
+    SPECULATIVE_DEFAULTS,
+)
 from jaxis.integrations.vllm.sampling import translate_params
 from jaxis.models.registry import declared_architectures
 from jaxis.pooling.classifier_settings import decoders_of_classifiers
@@ -252,7 +258,7 @@ def check_request(engine_input: Any, params: Any, *, vectors_are_normalized: boo
     if hasattr(params, "temperature"):
         _ = translate_params(params)
     else:
-        _check_pooling(params, vectors_are_normalized=vectors_are_normalized)
+        _check_pooling(params, len(engine_input["prompt_token_ids"]), vectors_are_normalized=vectors_are_normalized)
 
 
 def _check_images(items: Any) -> None:
@@ -263,7 +269,7 @@ def _check_images(items: Any) -> None:
         raise RequestError("are not made by jaxis' processor here: send the images themselves", param="features")
 
 
-def _check_pooling(params: Any, *, vectors_are_normalized: bool) -> None:
+def _check_pooling(params: Any, num_tokens: int, *, vectors_are_normalized: bool) -> None:
     if params.task not in ("embed", "classify"):
         raise RequestError(f"={params.task!r} is not supported inside vLLM, only 'embed' and 'classify'", param="task")
     for name in POOLING_REFUSED:
@@ -271,5 +277,8 @@ def _check_pooling(params: Any, *, vectors_are_normalized: bool) -> None:
             raise RequestError("is not supported inside vLLM: leave it out", param=name)
     if unknown := sorted((params.extra_kwargs or {}).keys() - set(PAIR_KEYS)):
         raise RequestError(f"has {', '.join(unknown)}, which nothing reads: leave them out", param="extra_kwargs")
+    place = (params.extra_kwargs or {}).get(SECOND_START)
+    if isinstance(place, Sequence) and place[1] != num_tokens:
+        raise RequestError("of pairs is not supported: leave it out", param="padding")
     if params.task == "embed" and params.use_activation is False and vectors_are_normalized:
         raise RequestError("=False is not supported: the checkpoint's vectors have length 1", param="use_activation")

@@ -71,7 +71,7 @@ POOLING_REFUSED = (
     *("step_tag_id", "returned_token_ids", "requires_token_ids", "late_interaction_params", "late_chunking_params"),
 )
 SECOND_START = "compressed_token_type_ids"
-"""In `extra_kwargs`: where the second text of a pair begins."""
+"""In `extra_kwargs`: where the second text of a pair begins; of vLLM from 0.33, and where it ends."""
 # Of pairs, in `extra_kwargs`: vLLM applies the others where it makes token ids of them.
 PAIR_KEYS = (SECOND_START, "max_tokens_per_query", "max_tokens_per_doc", "chat_template_kwargs")
 POOLING_OTHER = ("skip_reading_prefix_cache", "output_kind")  # there is no prefix cache; vLLM's own

@@ -132,4 +132,5 @@ class JaxisPoolingWorker(WorkerBase):
 def _second_start(params: PoolingParams | None, num_tokens: int) -> int:
     """Where the second text of a pair begins; the number of tokens, where vLLM does not say."""
     extra = None if params is None else params.extra_kwargs
-    return num_tokens if extra is None else extra.get(SECOND_START, num_tokens)
+    place = num_tokens if extra is None else extra.get(SECOND_START, num_tokens)
+    return place if isinstance(place, int) else place[0]
