@@ -27,6 +27,7 @@ from jaxis.quantization.wrappers import Dequantize, PackingConfig
 from tests.support import parity
 from tests.support.gguf_blocks import random_rows
 from tests.support.gguf_models import ARCHITECTURES, write_gguf
+from tests.support.llama_cpp_runs import run_llama_cpp
 from tests.support.parity import FAMILIES, SLOW_NAMES, Family
 from tests.support.quick_rows import quick_rows
 
@@ -203,6 +204,36 @@ def test_parameters_equal_those_of_the_checkpoint_and_logits_transformers(family
             # Gemma's norms lose a bit when 1 is added and subtracted, Mamba's A where its logarithm is taken.
             np.testing.assert_allclose(parameter[...], expected[name][...], rtol=0, atol=3e-7, err_msg=name)
     assert relative_error(logits(model), parity.reference_run(family, 17)[0]) < MAX_RELATIVE_ERROR
+
+
+# Families whose tiny models have sizes that llama.cpp computes with -> the greatest error; its GELU is a table.
+IN_LLAMA_CPP = {
+    **dict.fromkeys(("OLMo", "MiniCPM", "ERNIE 4.5 MoE", "Granite MoE", "Granite MoE Shared", "Granite 4"), 1e-5),
+    **dict.fromkeys(("Granite 4, dense", "Falcon-H1", "Falcon-H1, norm", "Jamba", "Mamba", "Nemotron 3"), 1e-5),
+    **dict.fromkeys(("Nemotron-H", "Qwen2 MoE", "Llama 2"), 1e-5),
+    "Gemma 4, shared keys and values, embeddings of layers": 5e-3,
+    "Gemma 4, experts, values that are keys": 5e-3,
+}
+
+
+@pytest.mark.slow  # where llama-cpp-python is installed, which the other tests do without
+@pytest.mark.parametrize("name", IN_LLAMA_CPP)
+def test_llama_cpp_gives_transformers_logits_of_the_file(name, tmp_path):
+    """So the file is one of llama.cpp's, not only what this project takes for one."""
+    family = next(family for family in GGUF_FAMILIES if family.name == name)
+    expected = parity.reference_run(family, 17)[0]
+    path = tmp_path / "model.gguf"
+    write_gguf(Path(parity.checkpoint_folder(family)), path, more=lambda writer: _add_tokens(writer, expected.shape[1]))
+    found, _, _ = run_llama_cpp(path, parity.prompt(17))
+    assert relative_error(found, expected) < IN_LLAMA_CPP[name]
+
+
+def _add_tokens(writer: gguf.GGUFWriter, count: int) -> None:
+    """Tokens that stand for nothing: llama.cpp needs as many as there are embeddings."""
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"t{i}" for i in range(count)])
+    writer.add_token_scores([0.0] * count)
+    writer.add_token_types([gguf.TokenType.NORMAL] * count)
 
 
 @pytest.mark.parametrize(

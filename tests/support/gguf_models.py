@@ -74,6 +74,7 @@ ARCHITECTURES = {
     "OlmoeForCausalLM": "olmoe",
     "Qwen2MoeForCausalLM": "qwen2moe",
     "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
+    "ApertusForCausalLM": "apertus",
     "OlmoForCausalLM": "olmo",
     "MiniCPMForCausalLM": "minicpm",
     "Dots1ForCausalLM": "dots1",
@@ -147,7 +148,10 @@ def write_gguf(
     for key, value in values.items():
         add_key(writer, f"{architecture}.{key}", value)
     more(writer)
-    tensors = _tensors(config, architecture, load_file(folder / "model.safetensors"), separate_latent_heads)
+    tensors = load_file(folder / "model.safetensors")
+    if architecture == "apertus":
+        _add_activations(writer, config["num_hidden_layers"], tensors)
+    tensors = _tensors(config, architecture, tensors, separate_latent_heads)
     for name, tensor in tensors.items():
         tensor = np.ascontiguousarray(tensor.astype(np.float32))
         rows = quantize(name, tensor) if tensor.ndim > 1 else None
@@ -160,6 +164,13 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return values
+
+
+def _add_activations(writer: gguf.GGUFWriter, num_layers: int, tensors: Tensors) -> None:
+    """Takes the numbers of Apertus' activations out of the tensors, which are keys of the file."""
+    for name in ("alpha_n", "alpha_p", "beta", "eps"):
+        numbers = [tensors.pop(f"model.layers.{layer}.mlp.act_fn.{name}") for layer in range(num_layers)]
+        add_key(writer, f"xielu.{name}", [float(number.reshape(())) for number in numbers])
 
 
 def add_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:
@@ -746,6 +757,7 @@ _SPECIAL_KEYS = {
     "olmoe": _no_keys,
     "qwen2moe": _qwen2moe_keys,
     "hunyuan-dense": _hunyuan_keys,
+    "apertus": _llama_keys,
     "olmo": _olmo_keys,
     "minicpm": _minicpm_keys,
     "dots1": _routed_keys,

@@ -41,4 +41,5 @@ FAMILY = Family(
     "Apertus",
     (ApertusForCausalLM,),
     "a feed-forward block without a gate, whose activation has learnt slopes (xIELU); norms on heads",
+    gguf=("apertus",),
 )

@@ -384,6 +384,13 @@ NAMES: Mapping[str, ArchitectureNames] = {
     "olmoe": ArchitectureNames(block={**_LLAMA, **_HEAD_NORMS, **_ROUTER}),
     "qwen2moe": ArchitectureNames(block={**_LLAMA, **_ROUTER, **_SHARED_EXPERT}),
     "hunyuan-dense": ArchitectureNames(block={**_LLAMA, **_HUNYUAN_NORMS}),
+    "apertus": ArchitectureNames(
+        block={
+            **_LLAMA,
+            **_HEAD_NORMS,
+            **{"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
+        }
+    ),
     "olmo": ArchitectureNames(block=_LLAMA, permutes_rope=True),
     "minicpm": ArchitectureNames(block=_LLAMA, permutes_rope=True),
     "dots1": ArchitectureNames(block={**_LLAMA, **_HEAD_NORMS, **_ROUTER, **_SHARED_EXPERTS}),

@@ -27,9 +27,11 @@ class BlockType:
     dtype: np.dtype | None = None
 
 
+FLOAT32 = BlockType("F32", 1, 4, np.dtype("<f4"))
+
 # Id in the file -> type.
 BLOCK_TYPES = {
-    0: BlockType("F32", 1, 4, np.dtype("<f4")),
+    0: FLOAT32,
     1: BlockType("F16", 1, 2, np.dtype("<f2")),
     30: BlockType("BF16", 1, 2, np.dtype(ml_dtypes.bfloat16)),
     2: BlockType("Q4_0", 32, 18),

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from jaxis.errors import ConfigError
 from jaxis.loading.gguf.classic_config import CLASSICS
 from jaxis.loading.gguf.config_keys import Keys
@@ -34,12 +36,14 @@ class GGUFConfig:
       values: What config.json would be.
       sizes: Of the model.
       assumptions: See `GGUFCheckpoint`.
+      small_tensors: Tensors of the checkpoint that the file has as keys, float32.
     """
 
     architecture: str
     values: Values
     sizes: Sizes
     assumptions: tuple[str, ...]
+    small_tensors: Mapping[str, np.ndarray]
 
 
 def read_config(
@@ -75,7 +79,7 @@ def read_config(
         reader.delta_heads,
         reader.packed_delta_heads,
     )
-    return GGUFConfig(reader.names, values, sizes, tuple(keys.assumptions))
+    return GGUFConfig(reader.names, values, sizes, tuple(keys.assumptions), reader.small_tensors)
 
 
 def _llama(reader: ConfigReader) -> Values:

@@ -27,11 +27,13 @@ class Keys:
 
     Attributes:
       architecture: `general.architecture`.
+      metadata: All keys of the file, also those of no architecture.
       assumptions: See `GGUFCheckpoint`.
     """
 
     def __init__(self, metadata: Mapping[str, Any], tensors: Mapping[str, GGUFTensor], source: str) -> None:
         self.architecture: str = metadata["general.architecture"]
+        self.metadata = metadata
         self.tensors = tensors
         self.source = source
         self.assumptions: list[str] = []

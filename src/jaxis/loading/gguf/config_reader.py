@@ -31,6 +31,7 @@ class ConfigReader:
       kv_heads_of_layers: Key-value heads of each layer; None if the file has one number for all.
       names: The entry of `architecture_names.NAMES`, where the family's config changes it.
       delta_heads, packed_delta_heads: See `Sizes`; set by families that have them.
+      small_tensors: See `GGUFConfig`.
 
     Raises:
       ConfigError: A size is missing or not one; so do all methods.
@@ -52,6 +53,7 @@ class ConfigReader:
         self.names = keys.architecture
         self.delta_heads: DeltaHeads | None = None
         self.packed_delta_heads: PackedDeltaHeads | None = None
+        self.small_tensors: dict[str, np.ndarray] = {}
         keys.expect("attention.causal", keys.architecture not in ENCODERS)
 
     def _num_kv_heads(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.loading.gguf.architecture_names import NAMES
-from jaxis.loading.gguf.block_types import BlockType
+from jaxis.loading.gguf.block_types import FLOAT32, BlockType
 from jaxis.loading.gguf.config import read_config
 from jaxis.loading.gguf.container import GGUFFile, GGUFTensor
 from jaxis.loading.gguf.names import parts_of
@@ -141,6 +141,7 @@ class GGUFCheckpoint:
         try:
             config = read_config(self._files.metadata, self._files.tensors, self._floats, str(self.path))
             self._parts = self._find_parts(config.architecture, config.sizes)
+            self._small = config.small_tensors
         except (CheckpointError, ConfigError):
             self._files.close()
             raise
@@ -153,14 +154,17 @@ class GGUFCheckpoint:
                 "block_types": block_types,
                 "scaled": sorted({_stack_name(name) for name in self._scaled_modules()}),
             }
-        self.total_bytes = sum(self.info(name).nbytes for name in self._parts)
+        self.total_bytes = sum(self.info(name).nbytes for name in self.names())
 
     def names(self) -> tuple[str, ...]:
         """Every tensor's name, in the order in which `iterate` yields them."""
-        return tuple(self._parts)
+        return (*self._parts, *self._small)
 
     def info(self, name: str) -> TensorInfo:
         """Type, shape and place of a tensor. Raises CheckpointError if there is none of that name."""
+        if name in self._small:
+            tensor = self._small[name]
+            return TensorInfo(tensor.dtype, tensor.shape, tensor.nbytes, 0)
         pieces = self._find(name)
         stored, part = pieces[0]
         view = self._view(stored, part)
@@ -172,6 +176,8 @@ class GGUFCheckpoint:
 
     def block_type(self, name: str) -> BlockType:
         """How a tensor's elements are stored. Raises CheckpointError if there is none of that name."""
+        if name in self._small:
+            return FLOAT32
         return self._files.tensors[self._find(name)[0][0]].block_type
 
     def tensor(self, name: str) -> np.ndarray:
@@ -180,6 +186,8 @@ class GGUFCheckpoint:
         Raises:
           CheckpointError: There is none of that name.
         """
+        if name in self._small:
+            return self._small[name]
         arrays = [self._made(*piece) for piece in self._find(name)]
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
@@ -193,6 +201,7 @@ class GGUFCheckpoint:
             previous = name
         if previous is not None:
             self._release(previous)
+        yield from self._small.items()
 
     def close(self) -> None:
         """Closes every file; arrays that still view one stay valid."""
@@ -205,7 +214,7 @@ class GGUFCheckpoint:
         self.close()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._parts
+        return name in self._parts or name in self._small
 
     def _floats(self, stored: str) -> np.ndarray | None:
         """A one-dimensional tensor that the config is made of; None if the file does not have it."""

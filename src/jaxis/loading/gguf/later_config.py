@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
+from jaxis.errors import ConfigError
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
 from jaxis.loading.gguf.names import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT
 
@@ -38,6 +41,19 @@ def _exaone4(reader: ConfigReader) -> Values:
 def _hunyuan(reader: ConfigReader) -> Values:
     """Hunyuan 0.5B to 7B, whose file has the rope's base with alpha."""
     return {**reader.usual("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"), **reader.attention_bias()}
+
+
+def _apertus(reader: ConfigReader) -> Values:
+    """Apertus, whose activations' numbers the file has in keys: one of each layer."""
+    keys = reader.keys
+    for name, shape in (("alpha_n", (1,)), ("alpha_p", (1,)), ("beta", ()), ("eps", ())):
+        numbers = keys.metadata.get(f"xielu.{name}")
+        if not isinstance(numbers, np.ndarray) or len(numbers) < reader.num_layers:
+            raise ConfigError(f"{keys.source} lacks the key xielu.{name} with a number for each layer")
+        for layer in range(reader.num_layers):
+            number = np.asarray(numbers[layer], np.float32).reshape(shape)
+            reader.small_tensors[f"model.layers.{layer}.mlp.act_fn.{name}"] = number
+    return {**reader.usual("ApertusForCausalLM", "apertus"), **reader.attention_bias(), "hidden_act": "xielu"}
 
 
 def _olmo(reader: ConfigReader) -> Values:
@@ -73,6 +89,7 @@ LATER: Mapping[str, Callable[[ConfigReader], Values]] = {
     "ernie4_5": _ernie4_5,
     "exaone4": _exaone4,
     "hunyuan-dense": _hunyuan,
+    "apertus": _apertus,
     "olmo": _olmo,
     "minicpm": _minicpm,
 }
