@@ -44,3 +44,15 @@ def test_tokens_count_on_after_images_as_in_the_reference(parts):
     for cut in range(stop):
         pieces = [rope_positions(images, 0, cut), rope_positions(images, cut, stop)]
         np.testing.assert_array_equal(np.concatenate(pieces, axis=1), expected)
+
+
+def test_tokens_count_on_after_the_last_time_of_a_video():
+    """By the rule of Qwen2.5-VL's report: its grids are apart in time, and what follows is after all of them."""
+    video = EmbeddedInput(b"", 3, 12, tuple(range(12)), (), b"", grid=(2, 3), times=(0, 4))
+    of_time = [0, 1, 2, *[3] * 6, *[7] * 6, 8, 9]
+    rows = [0, 1, 2, *[3, 3, 3, 4, 4, 4] * 2, 8, 9]
+    columns = [0, 1, 2, *[3, 4, 5] * 4, 8, 9]
+    np.testing.assert_array_equal(rope_positions([video], 0, 17), [of_time, rows, columns])
+    for cut in range(17):
+        pieces = [rope_positions([video], 0, cut), rope_positions([video], cut, 17)]
+        np.testing.assert_array_equal(np.concatenate(pieces, axis=1), [of_time, rows, columns])

@@ -54,7 +54,7 @@ class LlavaNextVideoForConditionalGeneration(LlavaNextForConditionalGeneration):
 
 
 class LlavaOnevisionForConditionalGeneration(LlavaNextForConditionalGeneration):
-    """LLaVA-OneVision: the text, and what encodes images for it; videos are not supported."""
+    """LLaVA-OneVision: the text, and what encodes images for it."""
 
     other_keys = (*LlavaNextForConditionalGeneration.other_keys, "video_token_index", "vision_aspect_ratio")
 

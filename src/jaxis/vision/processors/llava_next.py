@@ -1,17 +1,26 @@
-"""Images of LLaVA-NeXT and LLaVA-OneVision: seen as a whole, and in squares that are put together line by line."""
+"""Images of LLaVA-NeXT and LLaVA-OneVision: seen as a whole, and in squares that are put together line by line; videos
+of LLaVA-OneVision.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxis.errors import ConfigError
-from jaxis.vision.processors.processor import ImageProcessor, ViewGroup, tiles_of, whole_patches
+from jaxis.vision.processors.processor import (
+    ImageProcessor,
+    Seconds,
+    VideoProcessor,
+    ViewGroup,
+    tiles_of,
+    whole_patches,
+)
 from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
 
 if TYPE_CHECKING:
@@ -144,7 +153,14 @@ class LlavaOnevisionProcessor(LlavaNextProcessor):
             raise ConfigError(
                 f"{settings.source} has vision_aspect_ratio={ratio!r}; expected {_MOST_SQUARES} and a number"
             )
-        return cls(**_common(settings, tokenizer, settings.square(384)), most_squares=int(most))
+        shared = _common(settings, tokenizer, settings.square(384))
+        settings.check_video("size")
+        token = settings.processor.get("video_token", "<video>")
+        video = None
+        if (token_id := tokenizer.token_to_id(token)) is not None:
+            sizes = {key: shared[key] for key in ("resample", "size", "patch_size")}
+            video = LlavaOnevisionVideoProcessor(placeholder=token, placeholder_id=token_id, **sizes)
+        return cls(**shared, most_squares=int(most), video=video)
 
     def of_prompt(self, num_images: int) -> LlavaOnevisionProcessor:
         """See `ImageProcessor`."""
@@ -195,6 +211,61 @@ class LlavaOnevisionProcessor(LlavaNextProcessor):
             order += [-1] * 4
             weights += [1.0, 0.0, 0.0, 0.0]
         return order, weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaOnevisionVideoProcessor(VideoProcessor):
+    """Each frame is a square of which about a quarter of the embeddings are left; a token ends the video.
+
+    Attributes:
+      resample: Pillow's number of the filter.
+      size: Pixels of a side of the square.
+      patch_size: Pixels of a side of a patch.
+    """
+
+    resample: int
+    size: int
+    patch_size: int
+
+    def target_size(self, num_frames: int, width: int, height: int) -> tuple[int, int]:
+        """See `VideoProcessor`."""
+        del num_frames, width, height
+        return self.size, self.size
+
+    def least_tokens(self, num_frames: int, width: int, height: int) -> int:
+        """See `VideoProcessor`."""
+        del width, height
+        return num_frames * self._left**2 + 1
+
+    def parts(self, frames: Iterable[Image], size: tuple[int, int], seconds: Seconds) -> list[ViewGroup | list[int]]:
+        """See `VideoProcessor`; the model is not told when frames are."""
+        del seconds
+        side, count = self.size // self.patch_size, self._left**2
+        kept = _nearest_two(range(side), self._left)
+        taken = [
+            (of_line, of_column) for lines in kept for columns in kept for of_line in lines for of_column in columns
+        ]
+        order = [line * side + column for (line, _), (column, _) in taken]
+        weights = [above * beside for (_, above), (_, beside) in taken]
+        parts: list[ViewGroup | list[int]] = []
+        for frame in frames:
+            view = np.asarray(frame.resize(size, resample=self.resample))[None]
+            tokens = [self.placeholder_id] * count
+            parts.append(ViewGroup(whole_patches(view, self.patch_size), tokens, list(range(count)), order, weights))
+        last = parts[-1]
+        assert isinstance(last, ViewGroup)
+        parts[-1] = last._replace(
+            token_ids=[*last.token_ids, self.placeholder_id],
+            rows=list(range(count + 1)),
+            order=[*order, *[-1] * 4],
+            weights=[*weights, 1.0, 0.0, 0.0, 0.0],
+        )
+        return parts
+
+    @property
+    def _left(self) -> int:
+        """Embeddings of a side that are left of a frame's."""
+        return math.ceil(self.size // self.patch_size / 2)
 
 
 def _nearest_two(places: Sequence[int], count: int) -> list[list[tuple[int, float]]]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from jaxis.errors import ConfigError
 from jaxis.vision.processors.processor import ImageProcessor, Seconds, Span, VideoProcessor, ViewGroup, size_within
 from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
 
@@ -21,11 +20,6 @@ if TYPE_CHECKING:
     from jaxis.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
-# Settings of video processors that are supported with these values only.
-_ONLY_OF_VIDEOS: Mapping[str, Any] = {
-    **{"do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True},
-    **{"cap_pixels_per_frame": False, "do_center_crop": False},
-}
 _IMAGE, _VIDEO, _START, _END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 
 
@@ -222,18 +216,7 @@ def _read_video(
         return None
     # The files of Qwen3-VL name the processor of Qwen2-VL's images.
     names = [*settings.names, str(settings.model.get("model_type"))]
-    for key, value in _ONLY_OF_VIDEOS.items():
-        if settings.video.get(key) not in (None, value):
-            raise ConfigError(
-                f"{settings.source}: the video processor has {key}={settings.video[key]!r}, which is not supported"
-            )
-    for key in ("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std", "resample"):
-        of_video, of_image = settings.video.get(key), settings.image(key, None)
-        if None not in (of_video, of_image) and of_video != of_image:
-            raise ConfigError(
-                f"{settings.source}: the video processor has {key}={of_video!r}, and that of images {of_image!r}; "
-                "expected the same"
-            )
+    settings.check_video("patch_size", "merge_size", "temporal_patch_size")
     side, (least, most) = bounds
     if settings.video:
         size = settings.video.get("size") or {}

@@ -33,6 +33,11 @@ _NEUTRAL = frozenset(
         *("return_tensors", "disable_grouping", "default_to_square", "pad_size", "image_seq_length"),
     }
 )
+# Settings of video processors that are supported with these values only; None stands for a setting left out.
+_ONLY_OF_VIDEOS: Mapping[str, Any] = {
+    **{"do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True},
+    **{"cap_pixels_per_frame": False, "do_center_crop": False},
+}
 _READ = frozenset({"size", "resample", "rescale_factor", "image_mean", "image_std", "patch_size"})
 
 
@@ -82,6 +87,25 @@ class ProcessorSettings:
                 raise ConfigError(f"{self.source}: the image processor has {key}={value!r}, which is not supported")
             if key not in _ONLY and key not in _NEUTRAL and key not in _READ and key not in known:
                 raise ConfigError(f"{self.source}: the image processor has the unknown setting {key!r}")
+
+    def check_video(self, *shared: str) -> None:
+        """Raises a ConfigError for a setting of videos with an unsupported value.
+
+        Args:
+          *shared: Names of settings that are supported only if images have the same.
+        """
+        for key, value in _ONLY_OF_VIDEOS.items():
+            if self.video.get(key) not in (None, value):
+                raise ConfigError(
+                    f"{self.source}: the video processor has {key}={self.video[key]!r}, which is not supported"
+                )
+        for key in ("image_mean", "image_std", "resample", *shared):
+            of_video, of_image = self.video.get(key), self.image(key, None)
+            if None not in (of_video, of_image) and of_video != of_image:
+                raise ConfigError(
+                    f"{self.source}: the video processor has {key}={of_video!r}, and that of images {of_image!r}; "
+                    "expected the same"
+                )
 
     def image(self, key: str, default: Any) -> Any:
         """A setting about pixels."""
