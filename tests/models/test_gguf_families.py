@@ -241,10 +241,10 @@ def _add_tokens(writer: gguf.GGUFWriter, count: int) -> None:
     [
         pytest.param("Granite MoE Shared", marks=pytest.mark.slow),
         "Gemma 4, experts, values that are keys",
-        pytest.param("Hunyuan A13B", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("Apertus", "Hunyuan A13B", "Mamba2")),
     ],
 )
-def test_what_transformers_stacks_comes_back_as_it_has_it(name, tmp_path):
+def test_files_become_folders_as_transformers_has_them(name, tmp_path):
     family = next(family for family in GGUF_FAMILIES if family.name == name)
     write_gguf(Path(parity.checkpoint_folder(family)), tmp_path / "model.gguf")
     convert_from_gguf(tmp_path / "model.gguf", tmp_path / "back")

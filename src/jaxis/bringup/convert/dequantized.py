@@ -63,7 +63,7 @@ class DequantizedTensors:
     def tensor(self, name: str) -> np.ndarray:
         """A tensor. Raises CheckpointError if a value is too large for float16."""
         tensor = self._tensors[name]
-        made = np.ascontiguousarray(tensor.make())
+        made = np.ascontiguousarray(tensor.make()).reshape(tensor.header.shape)  # numbers without an axis get one
         with np.errstate(over="ignore"):
             converted = made.astype(tensor.header.dtype, copy=False)
         if converted.dtype == np.float16 and np.isinf(converted).any():
