@@ -75,7 +75,8 @@ def cases_with_images(number, seed):
     random, pool = np.random.default_rng(seed), images_of(100)
     cases = [case for case in random_cases(number, seed, longest=40, vocab_size=250) if not case.has_grammar]
     for case in cases:
-        for name in ("bad_words", "stop_token_ids"):  # words of vLLM's spelling, and tokens that this model lacks
+        # Words of vLLM's spelling, tokens that this model lacks, and what vLLM holds back with `ignore_eos`, too.
+        for name in ("bad_words", "stop_token_ids", "min_tokens"):
             case.values.pop(name, None)
         case.values["ignore_eos"] = True  # of the tokenizer, whose end this model's configuration does not name
         for _ in range(random.integers(3)):
