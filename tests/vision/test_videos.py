@@ -21,7 +21,7 @@ from jaxis.errors import RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.tokenizer import Tokenizer
 from jaxis.vision.processors import read_processor
-from jaxis.vision.video import MAX_FRAMES, Video
+from jaxis.vision.video import MAX_FRAMES, Video, videos_of_prompt
 from tests.server.conftest import serving
 from tests.support.vision_checkpoints import MERGE, PATCH, random_image, token_id, video_processing, write_mistral3
 from tests.support.vision_families import FAMILIES
@@ -339,3 +339,15 @@ def test_other_models_refuse_videos(tmp_path):
                 llm.chat([{"role": "user", "content": [part]}], SHORT)
             with pytest.raises(RequestError, match=f"this model does not support video input: {message}"):
                 llm.generate({"prompt": "a", "multi_modal_data": {"video": frames_of(2)}}, SHORT)
+
+
+def test_metadata_that_is_none_is_refused():
+    frames = np.zeros((2, 8, 8, 3), np.uint8)
+    for metadata, message in (
+        ({"fps": 0}, "fps=0"),
+        ({"fps": 2, "frames_indices": [0, "one"]}, "frames_indices that are no integers"),
+        ({"fps": 2, "frames_indices": [1, 0]}, "frames_indices for each of its 2 frames, ascending"),
+        ({"fps": 2, "frames_indices": [0, 1], "total_num_frames": 0}, "total_num_frames=0"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            videos_of_prompt([(frames, metadata)], "prompt")

@@ -76,16 +76,20 @@ class Video:
           RequestError: It is none.
         """
         listed = _listed(frames, place)
-        rate = _positive(metadata.get("fps") or DEFAULT_FPS, "fps", place)
+        fps = metadata.get("fps")
+        rate = _positive(DEFAULT_FPS if fps is None else fps, "fps", place)
         indices = metadata.get("frames_indices")
         if indices is None:
             return cls.of(listed, rate, place)
+        if not all(isinstance(each, int | np.integer) for each in indices):
+            raise RequestError("has frames_indices that are no integers", param=place)
         indices = [int(each) for each in indices]
         if len(indices) != len(listed) or min(indices) < 0 or sorted(indices) != indices:
             raise RequestError(
                 f"needs one of frames_indices for each of its {len(listed)} frames, ascending", param=place
             )
-        total = _positive(metadata.get("total_num_frames") or indices[-1] + 1, "total_num_frames", place)
+        total = metadata.get("total_num_frames")
+        total = _positive(indices[-1] + 1 if total is None else total, "total_num_frames", place)
         return cls(listed, tuple(each / rate for each in indices), total / rate / len(listed))
 
 
