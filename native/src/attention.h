@@ -7,7 +7,7 @@ namespace jaxis {
 
 // Tokens whose keys are transposed together, and what dimensions of heads are multiples of.
 constexpr int64_t kAttentionTile = 16;
-constexpr int64_t kMaxHeadDim = 512;  // of paged attention
+constexpr int64_t kMaxHeadDim = 512;  // of paged attention and of attention without a cache
 
 enum class CacheType { kFloat32, kBfloat16, kInt8 };
 

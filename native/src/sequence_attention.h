@@ -5,8 +5,6 @@
 
 namespace jaxis {
 
-constexpr int64_t kMaxSequenceHeadDim = 512;
-
 // T tokens, H query heads, K key-value heads of D elements, D a multiple of 16. Token t sees tokens first[t] to last[t]
 // of the array, both included, and at least one. Sequences and windows are such ranges.
 struct SequenceAttention {

@@ -37,7 +37,7 @@ MAX_LEVELS = 16
 ATTENTION_TILE = 16
 """Block sizes and head dimensions of the attention kernels are multiples of this."""
 MAX_HEAD_DIM = 512
-"""Of the paged attention kernel."""
+"""Of the kernels of paged attention and of attention without a cache."""
 MAX_CONV_WIDTH = 8
 """Taps of the causal convolution kernel."""
 VOCAB_TILE = 128

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.kernels import native
+from jaxis.kernels.native_constants import ATTENTION_TILE, MAX_HEAD_DIM
 
-_HEAD_DIM_MULTIPLE, _MAX_HEAD_DIM = 16, 512
 _Operands = tuple[jax.Array, ...]
 
 
@@ -40,20 +40,25 @@ def sequence_attention(
     return _differentiable(scale)(q, k, v, first, last)
 
 
+def visible_tokens(first: jax.Array, last: jax.Array) -> jax.Array:
+    """Which tokens each token sees, bool [T, T], of the ranges that `sequence_attention` takes."""
+    token = jnp.arange(first.shape[0])
+    return (token >= first[:, None]) & (token <= last[:, None])
+
+
 def _has_native_derivative(q: jax.Array, k: jax.Array, v: jax.Array) -> bool:
     head_dim = q.shape[-1]
     return (
         native.usable()
         and all(each.dtype in (jnp.float32, jnp.bfloat16) for each in (q, k, v))
         and k.shape == v.shape
-        and head_dim % _HEAD_DIM_MULTIPLE == 0
-        and head_dim <= _MAX_HEAD_DIM
+        and head_dim % ATTENTION_TILE == 0
+        and head_dim <= MAX_HEAD_DIM
     )
 
 
 def _definition(scale: float, q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, last: jax.Array) -> jax.Array:
-    token = jnp.arange(q.shape[0])
-    visible = (token >= first[:, None]) & (token <= last[:, None])
+    visible = visible_tokens(first, last)
     return jax.nn.dot_product_attention(q[None], k[None], v[None], mask=visible[None, None], scale=scale)[0]
 
 

@@ -20,7 +20,7 @@ from jaxis.kernels.paged_cache import PagedCache
 from jaxis.kernels.ragged_paged_attention import kv_cache_layout, ragged_paged_attention
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.rotary_embedding import HeadNorms
-from jaxis.kernels.sequence_attention import sequence_attention
+from jaxis.kernels.sequence_attention import sequence_attention, visible_tokens
 from jaxis.layers.attention_metadata import AttentionMetadata, ScratchCache, consecutive_blocks
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.uncached import KVCache, UncachedKeysAndValues, is_cache
@@ -151,15 +151,13 @@ def _whole_sequence_attention(
     sinks: jax.Array | None,
 ) -> jax.Array:
     """Attention within each sequence."""
-    first, last = _visible_tokens(metadata, options.span)
+    first, last = _visible_ranges(metadata, options.span)
     if options.soft_cap is None and sinks is None:
         return sequence_attention(q, k, v, first, last, scale=options.scale)
-    token = jnp.arange(q.shape[0])
-    visible = (token >= first[:, None]) & (token <= last[:, None])
-    return _dense_attention(q, k, v, visible, options, sinks)
+    return _dense_attention(q, k, v, visible_tokens(first, last), options, sinks)
 
 
-def _visible_tokens(metadata: AttentionMetadata, span: AttentionSpan) -> tuple[jax.Array, jax.Array]:
+def _visible_ranges(metadata: AttentionMetadata, span: AttentionSpan) -> tuple[jax.Array, jax.Array]:
     """The first and the last row of the flat batch that each token sees, i32 [T] each, where sequences are whole."""
     request, valid = _requests(metadata)
     position, row = metadata.input_positions, jnp.arange(metadata.input_positions.shape[0], dtype=jnp.int32)

@@ -95,12 +95,12 @@ def _gemma(reader: ConfigReader) -> Values:
 
 def _internlm2(reader: ConfigReader) -> Values:
     """InternLM 2, whose file has the names and the order of Llama's."""
-    return {**reader.base("LlamaForCausalLM", "llama"), **reader.rms(), **reader.dense(), **reader.rope()}
+    return reader.usual("LlamaForCausalLM", "llama")
 
 
 def _exaone(reader: ConfigReader) -> Values:
     """EXAONE 3 and 3.5."""
-    return {**reader.base("ExaoneForCausalLM", "exaone"), **reader.rms(), **reader.dense(), **reader.rope()}
+    return reader.usual("ExaoneForCausalLM", "exaone")
 
 
 def _nemotron(reader: ConfigReader) -> Values:

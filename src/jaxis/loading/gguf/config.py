@@ -143,13 +143,13 @@ def _mistral3(reader: ConfigReader) -> Values:
 
 def _smollm3(reader: ConfigReader) -> Values:
     """SmolLM3, of which llama.cpp knows that every fourth layer has no rope."""
-    values = {**reader.base("SmolLM3ForCausalLM", "smollm3"), **reader.rms(), **reader.dense(), **reader.rope()}
+    values = reader.usual("SmolLM3ForCausalLM", "smollm3")
     reader.keys.assume("no_rope_layer_interval", 4)
     return {**values, **_biases(reader.keys), "no_rope_layer_interval": 4}
 
 
 def _seed_oss(reader: ConfigReader) -> Values:
-    values = {**reader.base("SeedOssForCausalLM", "seed_oss"), **reader.rms(), **reader.dense(), **reader.rope()}
+    values = reader.usual("SeedOssForCausalLM", "seed_oss")
     has_output_bias = reader.keys.has_tensor("attn_output.bias")
     return {**values, **_biases(reader.keys), "attention_out_bias": has_output_bias}
 
@@ -159,7 +159,7 @@ def _minimax_m2(reader: ConfigReader) -> Values:
     keys.expect("expert_gating_func", 2)
     keys.expect("expert_weights_scale", 1.0)
     keys.expect("expert_weights_norm", True)
-    values = {**reader.base("MiniMaxM2ForCausalLM", "minimax_m2"), **reader.rms(), **reader.dense(), **reader.rope()}
+    values = reader.usual("MiniMaxM2ForCausalLM", "minimax_m2")
     values.setdefault("partial_rotary_factor", 1.0)
     return {
         **values,
@@ -170,13 +170,13 @@ def _minimax_m2(reader: ConfigReader) -> Values:
 
 
 def _qwen2(reader: ConfigReader) -> Values:
-    values = {**reader.base("Qwen2ForCausalLM", "qwen2"), **reader.rms(), **reader.dense(), **reader.rope()}
+    values = reader.usual("Qwen2ForCausalLM", "qwen2")
     reader.keys.expect("attention.sliding_window", 0)
     return values
 
 
 def _qwen3(reader: ConfigReader) -> Values:
-    values = {**reader.base("Qwen3ForCausalLM", "qwen3"), **reader.rms(), **reader.dense(), **reader.rope()}
+    values = reader.usual("Qwen3ForCausalLM", "qwen3")
     reader.keys.expect("attention.sliding_window", 0)
     return {**values, **reader.attention_bias()}
 
@@ -219,7 +219,7 @@ def _qwen3vlmoe(reader: ConfigReader) -> Values:
 
 def _phi3(reader: ConfigReader) -> Values:
     keys = reader.keys
-    values = {**reader.base("Phi3ForCausalLM", "phi3"), **reader.rms(), **reader.dense(), **reader.rope()}
+    values = reader.usual("Phi3ForCausalLM", "phi3")
     original = keys.get("rope.scaling.original_context_length", values["max_position_embeddings"])
     long, short = reader.read_tensor(ROPE_FACTORS_LONG), reader.read_tensor(ROPE_FACTORS_SHORT)
     if long is not None and short is not None:
@@ -284,7 +284,7 @@ def _glm4(reader: ConfigReader) -> Values:
     keys = reader.keys
     if "rope.dimension_sections" in keys or reader.num_prediction_layers:
         raise ConfigError(f"{keys.source} is the text part of a GLM-4 vision model, which is not supported")
-    values = {**reader.base("Glm4ForCausalLM", "glm4"), **reader.rms(), **reader.dense(), **reader.rope()}
+    values = reader.usual("Glm4ForCausalLM", "glm4")
     values.setdefault("partial_rotary_factor", 1.0)
     return {**values, **reader.attention_bias()}
 
@@ -292,7 +292,7 @@ def _glm4(reader: ConfigReader) -> Values:
 def _glm4moe(reader: ConfigReader) -> Values:
     keys = reader.keys
     keys.expect("expert_gating_func", 2)
-    values = {**reader.base("Glm4MoeForCausalLM", "glm4_moe"), **reader.rms(), **reader.dense(), **reader.rope()}
+    values = reader.usual("Glm4MoeForCausalLM", "glm4_moe")
     values.setdefault("partial_rotary_factor", 1.0)
     return {
         **values,

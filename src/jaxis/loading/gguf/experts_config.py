@@ -42,7 +42,8 @@ def _dots1(reader: ConfigReader) -> Values:
     keys.expect("expert_gating_func", _SIGMOID)
     return {
         **reader.usual("Dots1ForCausalLM", "dots1"),
-        **_of_deepseek(reader),
+        **deepseek_experts(reader),
+        "first_k_dense_replace": keys.integer("leading_dense_block_count", 0),
         **reader.attention_bias(),
         "n_routed_experts": keys.integer("expert_count"),
         "n_shared_experts": keys.integer("expert_shared_count", 0),
@@ -59,7 +60,8 @@ def _bailingmoe2(reader: ConfigReader) -> Values:
     values.setdefault("partial_rotary_factor", 1.0)
     return {
         **values,
-        **_of_deepseek(reader),
+        **deepseek_experts(reader),
+        "first_k_dense_replace": keys.integer("leading_dense_block_count", 0),
         "num_experts": keys.integer("expert_count"),
         "num_shared_experts": keys.integer("expert_shared_count"),
         "use_qkv_bias": keys.has_tensor("attn_qkv.bias"),
@@ -67,13 +69,12 @@ def _bailingmoe2(reader: ConfigReader) -> Values:
     }
 
 
-def _of_deepseek(reader: ConfigReader) -> Values:
+def deepseek_experts(reader: ConfigReader) -> Values:
     """How the families with DeepSeek V3's routing call what its keys say."""
     keys = reader.keys
     return {
         "num_experts_per_tok": keys.integer("expert_used_count"),
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
-        "first_k_dense_replace": keys.integer("leading_dense_block_count", 0),
         "routed_scaling_factor": keys.get("expert_weights_scale", 0.0) or 1.0,
         "norm_topk_prob": bool(keys.get("expert_weights_norm", False)),
         "n_group": keys.get("expert_group_count", 1) or 1,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from jaxis.errors import ConfigError
 from jaxis.loading.gguf.config_reader import ConfigReader, Values
-from jaxis.loading.gguf.experts_config import granite_experts
+from jaxis.loading.gguf.experts_config import deepseek_experts, granite_experts
 
 
 def _mamba(reader: ConfigReader) -> Values:
@@ -173,15 +173,10 @@ def _nemotron_h_moe(reader: ConfigReader) -> Values:
     latent_size = keys.integer("moe_latent_size", 0)
     return {
         **_nemotron(reader, "E"),
+        **deepseek_experts(reader),
         "n_routed_experts": keys.integer("expert_count"),
-        "num_experts_per_tok": keys.integer("expert_used_count"),
-        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
         "n_shared_experts": 1,
         "moe_shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
-        "norm_topk_prob": bool(keys.get("expert_weights_norm", False)),
-        "routed_scaling_factor": keys.get("expert_weights_scale", 0.0) or 1.0,
-        "n_group": keys.get("expert_group_count", 1) or 1,
-        "topk_group": keys.get("expert_group_used_count", 1) or 1,
         **({"moe_latent_size": latent_size} if latent_size else {}),
     }
 
