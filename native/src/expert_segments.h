@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 
 #include "arithmetic.h"
 #include "experts.h"
 #include "matmul.h"
 #include "matmul_rows.h"
+#include "panel_products.h"
 #include "team.h"
 
 namespace jaxis::JAXIS_ISA {
@@ -56,8 +58,15 @@ void prepare_segments(Segment* segments, int64_t num_segments, const WeightForma
   });
 }
 
-// Calls function(segment, panel, first block, last block, first row, number of rows) for all panels of `m` of all
-// segments, in parallel; of few panels each has its rows shared out too.
+// How many rows of a segment tasks share out at a time: whole blocks, also of `up_rows`, whose blocks may be of another
+// size.
+inline int64_t rows_of_unit(const Segment& segment) {
+  const int64_t rows = segment.rows.block_rows, up_rows = segment.up_rows.block_rows;
+  return up_rows == 0 ? rows : std::lcm(rows, up_rows);
+}
+
+// Calls function(segment, panel, first row, number of rows) for all panels of `m` of all segments, in parallel; of few
+// panels each has its rows shared out too.
 template <typename Function>
 void for_each_panel(const Segment* segments, int64_t num_segments, const ExpertMatrices& m, const Pool& pool,
                     const Function& function) {
@@ -65,14 +74,18 @@ void for_each_panel(const Segment* segments, int64_t num_segments, const ExpertM
   const int64_t splits = ceil_div(4 * pool.num_threads, num_segments * panels);
   parallel_for(pool, num_segments * panels * splits, [&](int64_t task) {
     const Segment& segment = segments[task / (panels * splits)];
-    const Rows& rows = segment.rows;
-    const int64_t blocks = ceil_div(rows.num_blocks, splits);
-    const int64_t first = task % splits * blocks, last = min_of(first + blocks, rows.num_blocks);
-    if (first >= last) return;
-    const int64_t first_row = first * rows.block_rows;
-    const int64_t num_rows = min_of(last * rows.block_rows, rows.rows) - first_row;
-    function(segment, task / splits % panels, first, last, first_row, num_rows);
+    const int64_t unit = rows_of_unit(segment), rows = segment.rows.rows;
+    const int64_t share = ceil_div(ceil_div(rows, unit), splits) * unit;
+    const int64_t first = task % splits * share;
+    if (first < rows) function(segment, task / splits % panels, first, min_of(share, rows - first));
   });
+}
+
+// multiply_panel of such rows.
+inline void multiply_rows(const Rows& rows, const WeightFormat& format, const uint8_t* panel, int64_t first_row,
+                          int64_t num_rows, float* tile) {
+  const int64_t first = first_row / rows.block_rows, last = ceil_div(first_row + num_rows, rows.block_rows);
+  multiply_panel(rows, format, panel, first, last, tile);
 }
 
 }  // namespace

@@ -151,18 +151,18 @@ void experts(const Experts& a, const Pool& pool) {
     }
     for_each_panel(
         segments, num_segments, a.gate, pool,
-        [&](const Segment& segment, int64_t panel, int64_t first, int64_t last, int64_t first_row, int64_t num_rows) {
+        [&](const Segment& segment, int64_t panel, int64_t first_row, int64_t num_rows) {
           float* gate = static_cast<float*>(scratch(Scratch::kTile, 2 * num_rows * kPanelRows * 4));
           float* up = gate + num_rows * kPanelRows;
           const Rows& up_rows = is_one_format ? segment.rows : segment.up_rows;
           const int32_t* slots = order.slots + segment.first + first_row;
           if (has_gate) {
-            multiply_panel(segment.rows, a.gate.format, a.gate.of(segment.expert) + panel * gate_bytes, first, last,
-                           gate);
+            multiply_rows(segment.rows, a.gate.format, a.gate.of(segment.expert) + panel * gate_bytes, first_row,
+                          num_rows, gate);
             add_bias(a.gate, segment.expert, panel, num_rows, gate);
             add_of_slots(a.gate_addend, slots, hidden_size, panel, num_rows, gate);
           }
-          multiply_panel(up_rows, a.up.format, a.up.of(segment.expert) + panel * up_bytes, first, last, up);
+          multiply_rows(up_rows, a.up.format, a.up.of(segment.expert) + panel * up_bytes, first_row, num_rows, up);
           add_bias(a.up, segment.expert, panel, num_rows, up);
           add_of_slots(a.up_addend, slots, hidden_size, panel, num_rows, up);
           for (int64_t i = 0; i < num_rows * kPanelRows; i += kLanes) {
@@ -181,15 +181,15 @@ void experts(const Experts& a, const Pool& pool) {
     }
     prepare_segments(segments, num_segments, a.down.format, a.quantize_activations, pool,
                      [&](int64_t place) { return hidden + (place - begin) * hidden_size; });
-    for_each_panel(
-        segments, num_segments, a.down, pool,
-        [&](const Segment& segment, int64_t panel, int64_t first, int64_t last, int64_t first_row, int64_t num_rows) {
-          float* tile = static_cast<float*>(scratch(Scratch::kTile, num_rows * kPanelRows * 4));
-          multiply_panel(segment.rows, a.down.format, a.down.of(segment.expert) + panel * down_bytes, first, last,
-                         tile);
-          add_bias(a.down, segment.expert, panel, num_rows, tile);
-          store_tile(tile, num_rows, out_size, panel, outputs + (segment.first - begin + first_row) * out_size);
-        });
+    for_each_panel(segments, num_segments, a.down, pool,
+                   [&](const Segment& segment, int64_t panel, int64_t first_row, int64_t num_rows) {
+                     float* tile = static_cast<float*>(scratch(Scratch::kTile, num_rows * kPanelRows * 4));
+                     multiply_rows(segment.rows, a.down.format, a.down.of(segment.expert) + panel * down_bytes,
+                                   first_row, num_rows, tile);
+                     add_bias(a.down, segment.expert, panel, num_rows, tile);
+                     store_tile(tile, num_rows, out_size, panel,
+                                outputs + (segment.first - begin + first_row) * out_size);
+                   });
 
     parallel_for((end - begin) * out_size > kParallelElements ? pool : alone, a.tokens, [&](int64_t t) {
       float* out = a.out + t * out_size;

@@ -21,16 +21,16 @@ void head_matmul(const HeadMatmul& a, const Pool& pool) {
   }
   prepare_segments(segments, a.heads, a.weight.format, false, pool,
                    [&](int64_t place) { return a.x + (place % a.tokens * a.heads + place / a.tokens) * k; });
-  for_each_panel(
-      segments, a.heads, a.weight, pool,
-      [&](const Segment& segment, int64_t panel, int64_t first, int64_t last, int64_t first_row, int64_t num_rows) {
-        float* tile = static_cast<float*>(scratch(Scratch::kTile, num_rows * kPanelRows * 4));
-        const uint8_t* weight = a.weight.of(segment.expert) + panel * bytes;
-        multiply_panel(segment.rows, a.weight.format, weight, first, last, tile);
-        for (int64_t r = 0; r < num_rows; ++r) {
-          store_tile(tile + r * kPanelRows, 1, n, panel, a.out + ((first_row + r) * a.heads + segment.expert) * n);
-        }
-      });
+  for_each_panel(segments, a.heads, a.weight, pool,
+                 [&](const Segment& segment, int64_t panel, int64_t first_row, int64_t num_rows) {
+                   float* tile = static_cast<float*>(scratch(Scratch::kTile, num_rows * kPanelRows * 4));
+                   const uint8_t* weight = a.weight.of(segment.expert) + panel * bytes;
+                   multiply_rows(segment.rows, a.weight.format, weight, first_row, num_rows, tile);
+                   for (int64_t r = 0; r < num_rows; ++r) {
+                     store_tile(tile + r * kPanelRows, 1, n, panel,
+                                a.out + ((first_row + r) * a.heads + segment.expert) * n);
+                   }
+                 });
 }
 
 }  // namespace jaxis::JAXIS_ISA

@@ -181,6 +181,46 @@ TEST(experts, equal_single_products_to_the_bit) {
   });
 }
 
+// Blocks of rows are of other sizes for other formats, and the kernel cuts the rows of an expert for both at once.
+TEST(experts, have_gates_and_ups_of_different_formats) {
+  ThreadPool threads(4);
+  constexpr int64_t kSize = 192, kHidden = 128;
+  const std::vector<WeightFormat> all = formats();
+  for (const WeightFormat& of_gate : all) {
+    for (const WeightFormat& of_up : all) {
+      Block block = make_block(of_gate, 3, kSize, kHidden, false);
+      block.up = make_block(of_up, 3, kSize, kHidden, false).up;
+      const int64_t tokens = 40;
+      const std::vector<float> x = normal(tokens * kSize, 1);
+      const Routed routed = route(tokens, 1, 3, 2);
+      std::vector<float> expected(x.size(), 0.0f);
+      for (int64_t t = 0; t < tokens; ++t) {
+        const int32_t e = routed.ids[t];
+        const float* row = &x[t * kSize];
+        std::vector<float> hidden =
+            multiply(row, block.gate.format, {block.gate.of(e)}, kHidden, false, Activation::kNone);
+        const std::vector<float> up =
+            multiply(row, block.up.format, {block.up.of(e)}, kHidden, false, Activation::kNone);
+        for (int64_t h = 0; h < kHidden; ++h) hidden[h] = hidden[h] / (1.0f + std::exp(-hidden[h])) * up[h];
+        const std::vector<float> y =
+            multiply(hidden.data(), block.down.format, {block.down.of(e)}, kSize, false, Activation::kNone);
+        for (int64_t c = 0; c < kSize; ++c) expected[t * kSize + c] = routed.weights[t] * y[c];
+      }
+      float largest = 0.0f;
+      for (const float value : expected) largest = std::max(largest, std::abs(value));
+      const std::vector<double> wide(expected.begin(), expected.end());
+      const std::vector<float> together = run(block, x, routed, threads.pool());
+      check_close(together, wide, 1e-4, 1e-4 * largest);
+      CHECK(run(block, x, routed, no_pool()) == together, name(of_gate), name(of_up));
+      for (int64_t t = 0; t < tokens; ++t) {
+        const std::vector<float> row(&x[t * kSize], &x[t * kSize] + kSize);
+        const std::vector<float> alone = run(block, row, {{routed.ids[t]}, {routed.weights[t]}}, no_pool());
+        CHECK(std::equal(alone.begin(), alone.end(), together.begin() + t * kSize), name(of_gate), name(of_up), t);
+      }
+    }
+  }
+}
+
 TEST(experts, of_a_token_do_not_depend_on_other_tokens_or_threads) {
   ThreadPool threads(4);
   constexpr int64_t kTokens = 60, kSlots = 4;
