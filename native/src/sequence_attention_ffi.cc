@@ -20,8 +20,7 @@ SequenceAttention make_arguments(const F32& q, const F32& k, const F32& v, const
   require_shape("first", first, {a.num_tokens});
   require_shape("last", last, {a.num_tokens});
   require(a.num_kv_heads > 0 && a.num_heads % a.num_kv_heads == 0, "the key-value heads do not divide the query heads");
-  require(a.head_dim % kAttentionTile == 0 && a.head_dim <= kMaxHeadDim,
-          "head_dim is not a multiple of 16 up to 512");
+  require(a.head_dim % kAttentionTile == 0 && a.head_dim <= kMaxHeadDim, "head_dim is not a multiple of 16 up to 512");
   for (int64_t t = 0; t < a.num_tokens; ++t) {
     const int32_t from = first.typed_data()[t], to = last.typed_data()[t];
     require(0 <= from && from <= to && to < a.num_tokens, "a token sees none, or tokens that are not there");
