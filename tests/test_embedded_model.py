@@ -1,19 +1,29 @@
-"""The embedded model: its answers, its format, and the script that trains it."""
+"""The embedded model: its answers, its format, and the two runs that train it."""
 
+import itertools
 import json
+import random
+import subprocess
+import sys
+from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import train_tiny
-from tiny.batches import batches
+import tiny_data
 from tokenizers import Tokenizer
 
+import exact_match
+from jaxis import LLM
 from tests.support.places import REPOSITORY
 
 ASSET = REPOSITORY / "src" / "jaxis" / "assets" / "tiny"
 
 REQUIRED_EXACT_MATCH = 0.95
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return [json.loads(line) for line in exact_match.QUESTIONS.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -30,26 +40,28 @@ def reference():
 
 
 @pytest.mark.slow
-def test_held_out_questions_are_answered_word_for_word_in_bfloat16(tokenizer):
-    evaluation = train_tiny.Evaluation(tokenizer, train_tiny.EVALUATION)
-    right = train_tiny.evaluate_export(ASSET, evaluation, jnp.bfloat16)
-    assert right.mean() >= REQUIRED_EXACT_MATCH, evaluation.by_category(right)
+def test_held_out_questions_are_answered_word_for_word_in_bfloat16(rows):
+    with LLM(dtype="bfloat16", show_progress=False) as llm:
+        right = np.array(exact_match.is_generated(llm, rows))
+    assert right.mean() >= REQUIRED_EXACT_MATCH, [
+        row["messages"][-1] for row, ok in zip(rows, right, strict=True) if not ok
+    ]
 
 
 @pytest.mark.slow
-def test_held_out_questions_are_answered_word_for_word_as_by_transformers(tokenizer, reference):
-    """Its greedy decoding agrees with the one-pass evaluation, question by question, right or wrong."""
+def test_held_out_questions_are_answered_word_for_word_as_by_transformers(rows, reference):
+    """Its greedy decoding agrees with the engine's, question by question, right or wrong."""
     from transformers import AutoTokenizer
 
-    evaluation = train_tiny.Evaluation(tokenizer, train_tiny.EVALUATION)
-    right = train_tiny.evaluate_export(ASSET, evaluation, jnp.float32)
-    assert right.mean() >= REQUIRED_EXACT_MATCH, evaluation.by_category(right)
+    with LLM(dtype="float32", show_progress=False) as llm:
+        right = np.array(exact_match.is_generated(llm, rows))
+    assert right.mean() >= REQUIRED_EXACT_MATCH
     chat = AutoTokenizer.from_pretrained(ASSET)
     # Spread over the categories, and every one that the model gets wrong.
     chosen = sorted({*range(0, len(right), 50), *np.flatnonzero(~right)[:5].tolist()})
     assert len(chosen) >= 10
     for index in chosen:
-        row = evaluation.rows[index]
+        row = rows[index]
         prompt = chat.apply_chat_template(
             row["messages"], tools=row.get("tools"), add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
@@ -79,51 +91,34 @@ def test_the_end_of_a_turn_ends_generation(tokenizer):
     assert json.loads((ASSET / "config.json").read_text())["vocab_size"] >= tokenizer.get_vocab_size()
 
 
-@pytest.fixture(scope="module")
-def training(tokenizer):
-    """A fresh model's weights, its optimizer, the compiled train step and a batch; the step may consume its inputs."""
-    weights, logits_of = train_tiny.build_model(seed=0)
-    optimizer = train_tiny.make_optimizer(4e-3, steps=1000)
-    batch = next(batches(tokenizer, 0, tokens_per_batch=512))
-    return (
-        {n: np.asarray(w) for n, w in weights.items()},
-        optimizer,
-        train_tiny.make_train_step(logits_of, optimizer),
-        batch,
-    )
-
-
-def start(training):
-    weights, optimizer, *_ = training
-    weights = {name: jnp.array(weight) for name, weight in weights.items()}
-    return weights, optimizer.init(weights)
+def test_the_folder_has_the_configuration_that_is_trained():
+    config = json.loads((ASSET / "config.json").read_text())
+    assert {name: config[name] for name in tiny_data.CONFIG} == tiny_data.CONFIG
 
 
 @pytest.mark.slow
-def test_training_lowers_the_loss_on_what_it_sees_and_resumes_where_it_stopped(training, tmp_path):
-    *_, train_step, batch = training
-    weights, state = start(training)
-    losses = []
-    for _ in range(12):
-        weights, state, loss = train_step(weights, state, batch.ids, batch.weights)
-        losses.append(float(loss))
-    assert losses[0] == pytest.approx(np.log(train_tiny.VOCAB_SIZE), rel=0.05)  # it starts knowing nothing
+def test_the_two_runs_make_a_model_of_the_files(tokenizer, tmp_path):
+    data = tmp_path / "tiny-data"
+    tiny_data.write_base(data / "base", tokenizer, seed=0)
+    rng = random.Random(0)
+    for name, samples in (("facts", tiny_data.facts(rng, tokenizer)), ("chats", tiny_data.chats(rng, tokenizer))):
+        tiny_data.write_rows(data / f"{name}.jsonl", tiny_data.rows_of(itertools.islice(samples, 100), rng))
+    tiny_data.write_rows(data / "held_out.jsonl", itertools.islice(tiny_data.held_out(), 5))
+    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    for name, num_steps in (("tiny_facts", 20), ("tiny_chats", 2)):
+        subprocess.run(
+            [
+                *(Path(sys.executable).with_name("jaxis"), "train", "-c", f"examples/training/{name}.yaml"),
+                *("--training.max_steps", str(num_steps), "--training.warmup_steps", "1"),
+            ],
+            cwd=tmp_path,
+            check=True,
+        )
+    lines = [json.loads(line) for line in (tmp_path / "tiny-facts" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[0] == pytest.approx(np.log(tiny_data.VOCAB_SIZE), rel=0.05)  # it starts knowing nothing
     assert losses[-1] < losses[0] - 1.0
-
-    path = tmp_path / "checkpoint.npz"
-    train_tiny.save_checkpoint(path, 12, weights, state)
-    step, restored, restored_state = train_tiny.load_checkpoint(path, weights, state)
-    assert step == 12
-    *_, goes_on = train_step(restored, restored_state, batch.ids, batch.weights)
-    *_, without_stop = train_step(weights, state, batch.ids, batch.weights)
-    assert float(goes_on) == float(without_stop)
-
-
-@pytest.mark.slow
-def test_tokens_after_the_weighted_ones_do_not_change_the_loss(training):
-    *_, train_step, batch = training
-    seen = np.arange(batch.ids.shape[1]) < 40
-    token_weights = np.where(seen, batch.weights, 0.0).astype(np.float32)
-    changed_ids = np.where(seen, batch.ids, 7).astype(np.int32)
-    losses = [float(train_step(*start(training), ids, token_weights)[2]) for ids in (batch.ids, changed_ids)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    lines = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    assert any("eval_exact" in line for line in lines)
+    with LLM(str(tmp_path / "tiny"), show_progress=False) as llm:
+        assert llm.tokenizer.eos_token_id == tokenizer.token_to_id("<|im_end|>")

@@ -1,16 +1,17 @@
 """The embedded model's corpus, tokenizer and evaluation file."""
 
+import itertools
 import json
 import random
 import re
 from collections import Counter
 
 import pytest
+import tiny_data
 from tiny import relations, skills, tables
-from tiny.batches import batches
 from tiny.corpus import Conversation, draw, evaluation_rows, vary
 from tiny.frames import framed_templates
-from tiny.tokenizer import VOCAB_SIZE, answer_mask, render, sample_text, train_tokenizer
+from tiny.tokenizer import VOCAB_SIZE, render, train_tokenizer
 from tokenizers import Tokenizer
 
 from tests.support.places import REPOSITORY
@@ -176,21 +177,21 @@ def test_a_tool_call_given_as_text_renders_like_one_given_as_an_object():
     assert '<tool_call>\n{"name": "get_time", "arguments": {"city": "Paris"}}\n</tool_call>' in texts.pop()
 
 
-def test_the_answer_mask_covers_exactly_what_the_assistant_says(tokenizer):
-    chat = Conversation(
-        [skills.user("Hi"), skills.assistant("Hello!"), skills.user("Bye"), skills.assistant("Goodbye!")]
-    )
-    ids = tokenizer.encode(sample_text(chat)).ids
-    answered = [token for token, answer in zip(ids, answer_mask(tokenizer, ids), strict=True) if answer]
-    assert tokenizer.decode(answered, skip_special_tokens=False) == "Hello!<|im_end|>Goodbye!<|im_end|>"
+def test_rows_are_the_same_for_the_same_seed_and_short_enough(tokenizer, monkeypatch):
+    monkeypatch.setattr(tiny_data, "LONG_CHATS", 0.1)  # so that few rows hold some
+    for samples_of, longest in (
+        (tiny_data.facts, tiny_data.MAX_FACT_TOKENS),
+        (tiny_data.chats, tiny_data.MAX_CHAT_TOKENS),
+    ):
+        first, again = (list(itertools.islice(samples_of(random.Random(1), tokenizer), 300)) for _ in range(2))
+        assert first == again
+        lengths = [tiny_data.num_tokens(tokenizer, sample) for sample in first]
+        assert longest / 3 < max(lengths) <= longest
 
 
-def test_batches_hold_whole_samples_and_are_the_same_for_the_same_seed(tokenizer):
-    first, again = (next(batches(tokenizer, 3, tokens_per_batch=1024)) for _ in range(2))
-    assert (first.ids == again.ids).all()
-    assert first.ids.size == 1024
-    end = tokenizer.token_to_id("<|endoftext|>")
-    for ids, weights in zip(first.ids, first.weights, strict=True):
-        used = int((weights > 0).sum())
-        assert ids[used - 1] == end
-        assert (ids[used:] == end).all()
+def test_held_out_rows_are_the_evaluation_with_its_answers(evaluation_file):
+    rows = list(tiny_data.held_out())
+    assert [(row["messages"][:-1], row["messages"][-1]["content"]) for row in rows] == [
+        (row["messages"], row["answer"]) for row in evaluation_file
+    ]
+    assert [row.get("tools") for row in rows] == [row.get("tools") for row in evaluation_file]

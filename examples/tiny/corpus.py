@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tiny import frames, skills, stories, tables
 from tiny.relations import RELATIONS, SUMS, Relation, Row
@@ -41,9 +42,13 @@ class Conversation:
     tools: list[Message] | None = None
 
 
+Sample: TypeAlias = Conversation | str
+"""A chat, or a plain text."""
+
+
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the curriculum.
+    """Which facts and skills are drawn.
 
     Attributes:
         stride: draws only every `stride`-th fact of each relation.
@@ -165,7 +170,12 @@ def document(rng: random.Random, stage: Stage = ALL) -> str:
     return "\n".join(f"{first} * {n} = {first * n}" for n in range(1, 11))
 
 
-def draw(rng: random.Random, longest_chat: int = 4, stage: Stage = ALL) -> Conversation | str:
+def long_chat(rng: random.Random, stage: Stage = ALL) -> Conversation:
+    """A chat of many turns."""
+    return conversation(rng, rng.randint(12, 30), stage)
+
+
+def draw(rng: random.Random, longest_chat: int = 4, stage: Stage = ALL) -> Sample:
     """The next training sample: nine chats to one document.
 
     Args:

@@ -17,7 +17,6 @@ END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL = (END_OF_TEXT, IM_START, IM_END)
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8")
-_ASSISTANT_TURN = f"{IM_START}assistant\n"
 
 
 @cache
@@ -66,23 +65,6 @@ def train_tokenizer(seed: int = 0, samples: int = 30_000) -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKERS])
     return tokenizer
-
-
-def answer_mask(tokenizer: Tokenizer, ids: list[int]) -> list[bool]:
-    """True for the tokens that the assistant writes, its end-of-turn token included.
-
-    A sample without an assistant's turn is a plain document: True everywhere.
-    """
-    opening = tokenizer.encode(_ASSISTANT_TURN).ids
-    end = tokenizer.token_to_id(IM_END)
-    mask, inside = [], False
-    for position, token in enumerate(ids):
-        mask.append(inside)
-        if inside and token == end:
-            inside = False
-        elif ids[max(0, position + 1 - len(opening)) : position + 1] == opening:
-            inside = True
-    return mask if any(mask) else [True] * len(ids)
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
