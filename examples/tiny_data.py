@@ -1,6 +1,6 @@
 """Writes what the embedded model is trained from: first weights, a tokenizer, and conversations drawn from tables.
 
-    python examples/tiny_data.py --output tiny-data
+    python examples/tiny_data.py --tokenizer src/jaxis/assets/tiny/tokenizer.json
     jaxis train -c examples/training/tiny_facts.yaml
     jaxis train -c examples/training/tiny_chats.yaml
 
@@ -10,6 +10,7 @@ The same seed writes the same files.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 from collections.abc import Iterable, Iterator
@@ -47,11 +48,12 @@ CONFIG: dict[str, Any] = {
 }
 NUM_FACTS = 40_000
 NUM_CHATS = 60_000
-# Of those: attention costs the square of a row's length, and few chats need long rows.
+# The rows' lengths in the two runs. Attention costs the square of a length, and few chats are long.
 MAX_FACT_TOKENS = 256
 MAX_CHAT_TOKENS = 1024
+# Share of the chats that have many turns.
 LONG_CHATS = 0.002
-# Share of the chats that are learned with what the user says, which teaches the model to copy.
+# Share of all chats that are learned with what the user says, which teaches the model to copy.
 WHOLE_CHATS = 0.1
 # A model that sees some facts more often finds out sooner how to look one up, and then learns the others faster
 # (arXiv:2503.21676).
@@ -75,22 +77,19 @@ def main() -> None:
 
 def facts(rng: random.Random, tokenizer: Tokenizer) -> Iterator[Sample]:
     """Short samples, some facts more often than others."""
-    left = NUM_FACTS
-    while left:
-        sample = draw(rng, 2, Stage(stride=rng.choice(STRIDES)))
-        if num_tokens(tokenizer, sample) <= MAX_FACT_TOKENS:
-            left -= 1
-            yield sample
+    samples = (draw(rng, 2, Stage(stride=rng.choice(STRIDES))) for _ in itertools.count())
+    return itertools.islice(short_enough(samples, tokenizer, MAX_FACT_TOKENS), NUM_FACTS)
 
 
 def chats(rng: random.Random, tokenizer: Tokenizer) -> Iterator[Sample]:
     """All facts alike, what is learned slowly twice as often, and some long chats."""
-    left, stage = NUM_CHATS, Stage(slow=2.0)
-    while left:
-        sample = long_chat(rng, stage) if rng.random() < LONG_CHATS else draw(rng, 3, stage)
-        if num_tokens(tokenizer, sample) <= MAX_CHAT_TOKENS:
-            left -= 1
-            yield sample
+    stage = Stage(slow=2.0)
+    samples = (long_chat(rng, stage) if rng.random() < LONG_CHATS else draw(rng, 3, stage) for _ in itertools.count())
+    return itertools.islice(short_enough(samples, tokenizer, MAX_CHAT_TOKENS), NUM_CHATS)
+
+
+def short_enough(samples: Iterable[Sample], tokenizer: Tokenizer, longest: int) -> Iterator[Sample]:
+    return (sample for sample in samples if num_tokens(tokenizer, sample) <= longest)
 
 
 def num_tokens(tokenizer: Tokenizer, sample: Sample) -> int:

@@ -1,1 +1,1 @@
-"""What the embedded model is made of: tables, corpus and tokenizer; `tiny_data.py` beside this package writes files."""
+"""What the embedded model is made of: tables, corpus and tokenizer. `tiny_data.py` beside this package uses it."""
