@@ -63,16 +63,24 @@ STRIDES = (8, 4, 2, 1, 1, 1)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="of weights and rows (default: %(default)s)")
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (default: one is trained on the corpus)")
+    parser.add_argument(
+        "--tokenizer", type=read_tokenizer, help="a tokenizer.json (default: one is trained on the corpus)"
+    )
     parser.add_argument("--output", type=Path, default=Path("tiny-data"), help="folder (default: %(default)s)")
     arguments = parser.parse_args()
-    given = arguments.tokenizer
-    tokenizer = Tokenizer.from_file(str(given)) if given else train_tokenizer(arguments.seed)
+    tokenizer = arguments.tokenizer or train_tokenizer(arguments.seed)
     write_base(arguments.output / "base", tokenizer, arguments.seed)
     rng = random.Random(arguments.seed + 1)
     write_rows(arguments.output / "facts.jsonl", rows_of(facts(rng, tokenizer), rng))
     write_rows(arguments.output / "chats.jsonl", rows_of(chats(rng, tokenizer), rng))
     write_rows(arguments.output / "held_out.jsonl", held_out())
+
+
+def read_tokenizer(path: str) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # the library raises no narrower class
+        raise argparse.ArgumentTypeError(f"{path} cannot be read as a tokenizer.json: {error}") from error
 
 
 def facts(rng: random.Random, tokenizer: Tokenizer) -> Iterator[Sample]:

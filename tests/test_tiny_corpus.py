@@ -11,7 +11,8 @@ import tiny_data
 from tiny import relations, skills, tables
 from tiny.corpus import Conversation, draw, evaluation_rows, vary
 from tiny.frames import framed_templates
-from tiny.tokenizer import VOCAB_SIZE, render, train_tokenizer
+from tiny.scores import exact
+from tiny.tokenizer import VOCAB_SIZE, render, sample_text, train_tokenizer
 from tokenizers import Tokenizer
 
 from tests.support.places import REPOSITORY
@@ -187,6 +188,26 @@ def test_rows_are_the_same_for_the_same_seed_and_short_enough(tokenizer, monkeyp
         assert first == again
         lengths = [tiny_data.num_tokens(tokenizer, sample) for sample in first]
         assert longest / 3 < max(lengths) <= longest
+
+
+def test_rows_are_messages_with_their_tools_or_whole_texts(tokenizer):
+    samples = list(itertools.islice(tiny_data.chats(random.Random(1), tokenizer), 1000))
+    rows = list(tiny_data.rows_of(samples, random.Random(2)))
+    whole = []
+    for sample, row in zip(samples, rows, strict=True):
+        if isinstance(sample, Conversation):
+            whole.append("text" in row)
+        if "text" in row:
+            assert row == {"text": sample_text(sample)}
+        else:
+            assert (row["messages"], row.get("tools")) == (sample.messages, sample.tools or None)
+    assert any("tools" in row for row in rows)
+    assert sum(whole) / len(whole) == pytest.approx(tiny_data.WHOLE_CHATS, rel=0.3)
+
+
+def test_only_an_answer_that_is_right_word_for_word_scores():
+    answers = [[skills.assistant(text)] for text in ("Rome.", "Rome", "Paris.")]
+    assert exact(completions=answers, reference=["Rome."] * 3) == [1.0, 0.0, 0.0]
 
 
 def test_held_out_rows_are_the_evaluation_with_its_answers(evaluation_file):
