@@ -380,26 +380,6 @@ def test_a_template_without_bounds_is_ended(template, limit, monkeypatch):
     assert render_chat_template("{{ messages[0].content }}", [{"role": "user", "content": "Hi"}]) == "Hi"
 
 
-def test_a_process_that_was_killed_is_replaced():
-    assert render_chat_template("{{ 1 }}", CHATS["one question"]) == "1"
-    [*_, idle] = template_process.PROCESSES._idle
-    idle._process.kill()
-    idle._process.wait()
-    assert render_chat_template("{{ 2 }}", CHATS["one question"]) == "2"
-
-
-def test_a_process_that_was_started_before_renders_the_first_template():
-    processes = template_process.TemplateProcesses()
-    processes.start()
-    [started] = processes._idle
-    processes.start()
-    assert processes._idle == [started]
-    assert processes.render("{{ 1 }}", {}) == "1"
-    assert processes._idle == [started]
-    processes.close()
-    assert not started.is_alive
-
-
 def test_megabytes_are_rendered():
     content = "é\U0001f600x " * 500_000
     chat = [{"role": "user", "content": content}] * 2

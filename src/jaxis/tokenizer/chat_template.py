@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxis.errors import RequestError
-from jaxis.tokenizer.template_process import PROCESSES
+from jaxis.tokenizer.template_process import render
 
 IMAGE_PART = {"type": "image"}
 """The part of a content for which a template writes the placeholder of an image."""
@@ -60,7 +60,7 @@ def render_chat_template(
     variables = {"documents": None, **_plain(variables, "chat_template_kwargs")}
     last_text = _mark_last_text(chat) if continue_final_message else ""
     given = {"messages": chat, "tools": tools, "add_generation_prompt": add_generation_prompt}
-    text = PROCESSES.render(template, {**given, **variables})
+    text = render(template, {**given, **variables})
     return _cut_at_mark(text, last_text) if continue_final_message else text
 
 

@@ -1,21 +1,16 @@
-"""Renders chat templates, in a process that `template_process` starts: `python template_worker.py SOCKET`.
+"""Renders chat templates, in a process with limits (`host/limited_worker.py`) that `template_process` starts.
 
 A template is untrusted code. It runs in Jinja's immutable sandbox and sees nothing but plain JSON values: no attribute
-of a Python object, no file, no other template. What the sandbox cannot bound, the system does: this process has limits
+of a Python object, no file, no other template. What the sandbox cannot bound, the system does: the process has limits
 on its processor time and memory. The environment (block trimming, loop controls, `tojson`, `raise_exception`,
 `strftime_now`, the `generation` block) is the one that transformers documents for templates.
 
-The file imports nothing of jaxis, so that the process starts in a tenth of a second and is small. Messages in both
-directions are JSON, with their length before them.
+The file imports nothing of jaxis, so that the process starts in a tenth of a second and is small.
 """
 
 from __future__ import annotations
 
 import json
-import signal
-import socket
-import struct
-import sys
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
@@ -27,33 +22,6 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-
-LENGTH = struct.Struct("<Q")
-_RECEIVE_BYTES = 1 << 20
-
-
-def receive(connection: socket.socket) -> Any:
-    """The next message; None at the end of the connection."""
-    head = _receive_bytes(connection, LENGTH.size)
-    return None if head is None else json.loads(_receive_bytes(connection, LENGTH.unpack(head)[0]) or b"null")
-
-
-def send(connection: socket.socket, message: object) -> None:
-    """Sends a message."""
-    # Half of a surrogate pair, which UTF-8 does not have, is escaped like everything that is not ASCII.
-    data = json.dumps(message).encode()
-    connection.sendall(LENGTH.pack(len(data)) + data)
-
-
-def _receive_bytes(connection: socket.socket, num_bytes: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < num_bytes:
-        part = connection.recv(min(num_bytes - len(data), _RECEIVE_BYTES))
-        if not part:
-            return None
-        data += part
-    return bytes(data)
-
 
 # Variables that are written where a block begins and where it ends; not given, they are nothing.
 GENERATION_MARKS = ("generation_begins", "generation_ends")
@@ -131,47 +99,24 @@ def _compile(template: str) -> jinja2.Template:
 
 
 def _render(template: str, variables: Mapping[str, Any], max_characters: int) -> dict[str, Any]:
-    """The answer: {"text"}, or {"kind", "reason"} of an error."""
+    """The answer: {"text"}, or {"kind", "reason"} of an error; see also `limited_worker`."""
     parts, num_characters = [], 0
     try:
         for part in _compile(template).generate(variables):
             parts.append(part)
             num_characters += len(part)
             if num_characters > max_characters:
-                return {"kind": "output", "reason": ""}
+                return {"limit": "output"}
         return {"text": "".join(parts)}
     except jinja2.TemplateSyntaxError as error:
         return {"kind": "syntax", "line": error.lineno, "reason": error.message}
     except MemoryError:
-        return {"kind": "memory", "reason": ""}
+        raise
     except Exception as error:  # the operations in a template can raise anything
         return {"kind": "refused", "reason": " ".join(str(error).split()) or type(error).__name__}
 
 
-def _limit(seconds: int, memory_bytes: int) -> None:
-    """Ends this process when it has used so much more processor time, and refuses it more memory than this."""
-    import resource
-
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    limits = {
-        resource.RLIMIT_CPU: int(usage.ru_utime + usage.ru_stime) + 1 + seconds,
-        resource.RLIMIT_AS: memory_bytes,
-        resource.RLIMIT_CORE: 0,
-    }
-    for kind, limit in limits.items():
-        _, most = resource.getrlimit(kind)
-        resource.setrlimit(kind, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
-
-
-def main() -> None:
-    """Renders what the socket asks for, until its other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides when to end
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    while (request := receive(connection)) is not None:
-        if sys.platform != "win32":
-            _limit(request["max_seconds"], request["max_memory_bytes"])
-        send(connection, _render(request["template"], request["variables"], request["max_characters"]))
-
-
-if __name__ == "__main__":
-    main()
+def answer(request: Mapping[str, Any], data: bytearray) -> tuple[dict[str, Any], bytes]:
+    """The answer to a request (see `limited_worker`)."""
+    del data
+    return _render(request["template"], request["variables"], request["max_characters"]), b""

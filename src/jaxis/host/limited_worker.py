@@ -1,0 +1,130 @@
+"""Answers requests in a process with limits that `limited_process` starts: `python limited_worker.py FILE SOCKET`.
+
+FILE is a module with a function `answer(request, data)`, which returns the answer and its data; {"limit": ...} as an
+answer says which limit was reached. What is untrusted in there is bounded by the system: the process has limits on its
+processor time and memory, and leaves no core dump.
+
+This file and FILE import nothing of jaxis, so that the process starts in a tenth of a second and is small. A message in
+either direction is a JSON value and bytes beside it, with their lengths before them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+_LENGTHS = struct.Struct("<QQ")
+_PART_BYTES = 1 << 20
+
+
+class MessageTooLongError(Exception):
+    """A message is longer than its receiver takes."""
+
+
+class Received(NamedTuple):
+    """A message.
+
+    Attributes:
+      message: A JSON value.
+      data: Beside it.
+      num_bytes: Of both.
+    """
+
+    message: Any
+    data: bytearray
+    num_bytes: int
+
+
+def send(connection: socket.socket, message: object, data: bytes | bytearray | memoryview = b"") -> None:
+    """Sends a message.
+
+    Args:
+      connection: Where to.
+      message: A JSON value.
+      data: Beside it.
+    """
+    # Half of a surrogate pair, which UTF-8 does not have, is escaped like everything that is not ASCII.
+    text = json.dumps(message).encode()
+    connection.sendall(_LENGTHS.pack(len(text), len(data)) + text)
+    connection.sendall(data)
+
+
+def receive(connection: socket.socket, max_bytes: int | None = None) -> Received | None:
+    """The next message; None at the end of the connection.
+
+    Args:
+      connection: Where from.
+      max_bytes: Most of a message and its data; None: any.
+
+    Raises:
+      MessageTooLongError: They have more.
+    """
+    head = _receive_bytes(connection, _LENGTHS.size)
+    if head is None:
+        return None
+    lengths = _LENGTHS.unpack(head)
+    num_bytes = sum(lengths)
+    if max_bytes is not None and num_bytes > max_bytes:
+        raise MessageTooLongError
+    text, data = (_receive_bytes(connection, length) for length in lengths)
+    return None if text is None or data is None else Received(json.loads(text), data, num_bytes)
+
+
+def _receive_bytes(connection: socket.socket, num_bytes: int) -> bytearray | None:
+    data = bytearray(num_bytes)
+    left = memoryview(data)
+    while left:
+        received = connection.recv_into(left[:_PART_BYTES])
+        if not received:
+            return None
+        left = left[received:]
+    return data
+
+
+def _limit(seconds: int, memory_bytes: int) -> None:
+    """Ends this process when it has used so much more processor time, and refuses it more memory than this."""
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    limits = {
+        resource.RLIMIT_CPU: int(usage.ru_utime + usage.ru_stime) + 1 + seconds,
+        resource.RLIMIT_AS: memory_bytes,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, limit in limits.items():
+        _, most = resource.getrlimit(kind)
+        resource.setrlimit(kind, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
+def _answer(connection: socket.socket, worker: ModuleType, request: Mapping[str, Any], data: bytearray) -> None:
+    try:
+        send(connection, *worker.answer(request, data))
+    except MemoryError:  # before anything was sent, for which none is taken
+        send(connection, {"limit": "memory"})
+
+
+def main(file: str, descriptor: str) -> None:
+    """Answers what the socket asks, until its other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides when to end
+    spec = importlib.util.spec_from_file_location("worker", file)
+    assert spec is not None
+    assert spec.loader is not None
+    worker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(worker)
+    connection = socket.socket(fileno=int(descriptor))
+    while (received := receive(connection)) is not None:
+        message = received.message
+        if sys.platform != "win32":
+            _limit(message["seconds"], message["memory_bytes"])
+        _answer(connection, worker, message["request"], received.data)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
