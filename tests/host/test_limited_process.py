@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from jaxis.host.limited_process import LimitedProcesses, LimitExceededError, Limits
+from jaxis.host.limited_process import LimitedProcesses, LimitExceededError, ProcessLimits
 
 WORKER = """
 import os, resource, signal, time
@@ -41,7 +41,7 @@ def answer(request, data):
         case "limits":
             return {"core": resource.getrlimit(resource.RLIMIT_CORE)[0], "pid": os.getpid()}, b""
 """
-LIMITS = Limits(seconds=1, memory_bytes=300 << 20, answer_bytes=1 << 20)
+LIMITS = ProcessLimits(seconds=1, memory_bytes=300 << 20, answer_bytes=1 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def pid(processes):
 def test_messages_and_data_come_back_as_they_were(processes):
     value = {"text": "é\U0001f600\ud800\0", "numbers": [1, -2.5, None]}
     for data in (b"", bytes(range(256)), os.urandom(3_000_000)):
-        limits = Limits(1, 300 << 20, len(data) + 1000)
+        limits = ProcessLimits(1, 300 << 20, len(data) + 1000)
         assert processes.ask({"do": "echo", "value": value}, limits, data) == ({"echo": value}, data)
 
 

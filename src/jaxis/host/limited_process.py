@@ -36,7 +36,7 @@ class LimitExceededError(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """What a request may cost.
 
     Attributes:
@@ -57,8 +57,8 @@ class _Process:
         self.connection, theirs = socket.socketpair()
         self.connection.settimeout(_WAIT_SECONDS)
         with theirs:
-            # -P: no import takes its module from the folder of the file.
-            command = [sys.executable, "-P", limited_worker.__file__, str(worker), str(theirs.fileno())]
+            # -P: no import takes its module from the folder of the file; -W: nothing untrusted writes into the log.
+            command = [sys.executable, "-P", "-W", "ignore", limited_worker.__file__, str(worker), str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
 
     @property
@@ -66,7 +66,7 @@ class _Process:
         """Whether it can be asked: the system may have ended it."""
         return self._process.poll() is None
 
-    def ask(self, request: Mapping[str, Any], data: bytes, limits: Limits) -> limited_worker.Received:
+    def ask(self, request: Mapping[str, Any], data: bytes, limits: ProcessLimits) -> limited_worker.Received:
         """The worker's answer.
 
         Raises:
@@ -133,7 +133,9 @@ class LimitedProcesses:
         if not waiting:
             self._give_back(_Process(self._worker))
 
-    def ask(self, request: Mapping[str, Any], limits: Limits, data: bytes = b"") -> tuple[dict[str, Any], bytearray]:
+    def ask(
+        self, request: Mapping[str, Any], limits: ProcessLimits, data: bytes = b""
+    ) -> tuple[dict[str, Any], bytearray]:
         """The worker's answer, and the data beside it.
 
         Args:

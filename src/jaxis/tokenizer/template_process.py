@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from jaxis.errors import RequestError
-from jaxis.host.limited_process import Limit, LimitedProcesses, LimitExceededError, Limits
+from jaxis.host.limited_process import Limit, LimitedProcesses, LimitExceededError, ProcessLimits
 from jaxis.tokenizer import template_worker
 
 # Far more than a conversation of 8 MB needs, which takes half a second.
@@ -32,7 +32,7 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
       RequestError: The template is invalid, raises an error, or exceeds a limit.
     """
     request = {"template": template, "variables": variables, "max_characters": MAX_CHARACTERS}
-    limits = Limits(MAX_SECONDS, MAX_MEMORY_BYTES, _CHARACTER_BYTES * MAX_CHARACTERS)
+    limits = ProcessLimits(MAX_SECONDS, MAX_MEMORY_BYTES, _CHARACTER_BYTES * MAX_CHARACTERS)
     try:
         answer, _ = PROCESSES.ask(request, limits)
     except LimitExceededError as error:
