@@ -62,9 +62,10 @@ def tower_tensors(folder):
     return {tower._plain_name(name): each for name, each in stored.items() if tower.has_tensor(name)}
 
 
-def tensors_of(path):
+def tensors_of(path, folder):
+    tower = model_class_of(read_hf_config(folder)).tower
     with MmprojTensors(path) as tensors:
-        return {name: np.array(each) for name, each in tensors.iterate()}
+        return {tower._plain_name(name): np.array(each) for name, each in tensors.iterate()}
 
 
 def test_its_tensors_are_those_of_the_checkpoint(folder, mmproj, tmp_path):
@@ -72,7 +73,7 @@ def test_its_tensors_are_those_of_the_checkpoint(folder, mmproj, tmp_path):
     swapped = tmp_path / "mmproj-swapped.gguf"
     write_mmproj(folder, swapped, swap=True)
     for path in (mmproj, swapped):
-        ours = tensors_of(path)
+        ours = tensors_of(path, folder)
         assert ours.keys() == expected.keys()
         for name, tensor in expected.items():
             np.testing.assert_array_equal(ours[name], tensor, err_msg=name)
@@ -86,7 +87,7 @@ def test_blocks_are_dequantized(folder, tmp_path):
 
     path = tmp_path / "mmproj-Q8_0.gguf"
     write_mmproj(folder, path, quantize=quantize)
-    expected, ours = tower_tensors(folder), tensors_of(path)
+    expected, ours = tower_tensors(folder), tensors_of(path, folder)
     for name, tensor in expected.items():
         np.testing.assert_allclose(ours[name], tensor, rtol=0, atol=np.abs(tensor).max() / 200, err_msg=name)
     assert any((ours[name] != tensor).any() for name, tensor in expected.items())

@@ -6,6 +6,7 @@ import functools
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
+from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
@@ -59,7 +60,7 @@ class Qwen3VLForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
 class LightOnOcrVision(PixtralVision):
     """That of LightOnOCR: Mistral 3's under other names."""
 
-    renames = (("vision_encoder.", "vision_tower."), ("vision_projection.", "multi_modal_projector."))
+    names = CheckpointNames((("vision_encoder", "vision_tower"), ("vision_projection", "multi_modal_projector")))
 
 
 class LightOnOcrForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, linear
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
@@ -64,7 +65,7 @@ class Cohere2Vision(VisionTower):
     )
     prefixes = ("vision_tower.", "multi_modal_projector.")
     unused = ("vision_tower.head.", "vision_tower.embeddings.position_ids")
-    renames = (("vision_tower.vision_model.", "vision_tower."),)
+    names = CheckpointNames((("vision_tower.vision_model", "vision_tower"),))
     # Whether the tower's last norm is left out, and one before the projector takes its place.
     norms_late = False
 

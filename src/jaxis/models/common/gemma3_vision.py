@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.kernels.weights import matmul
+from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
@@ -60,7 +61,7 @@ class Gemma3Vision(VisionTower):
     config_keys = ("vision_config", "mm_tokens_per_image", "text_config.hidden_size")
     prefixes = ("vision_tower.", "multi_modal_projector.")
     unused = ("vision_tower.head.",)
-    renames = (("vision_tower.vision_model.", "vision_tower."),)
+    names = CheckpointNames((("vision_tower.vision_model", "vision_tower"),))
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
         scope = LayerScope(vllm_config, rng)

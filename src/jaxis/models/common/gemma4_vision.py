@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule, make_parameter
@@ -86,9 +87,8 @@ class Gemma4VisionAttention(JaxModule):
 
 def _rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
     """x [P, H, D]: the first half of a head rotated by the first angles, the second by the others."""
-    cos, sin = jnp.cos(angles).astype(x.dtype)[:, :, None], jnp.sin(angles).astype(x.dtype)[:, :, None]
-    halves = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([rotate_halves(half, cos[i], sin[i]) for i, half in enumerate(halves)], axis=-1)
+    halves = zip(jnp.split(x, 2, axis=-1), angles, strict=True)
+    return jnp.concatenate([rotate_halves(half, each, x.dtype) for half, each in halves], axis=-1)
 
 
 class Gemma4VisionMLP(JaxModule):
@@ -300,9 +300,11 @@ class Gemma4UnifiedVision(VisionTower):
 
     config_keys = ("vision_config", "text_config.hidden_size")
     prefixes = ("embed_vision.",)
-    renames = (
-        ("vision_embedder.", "embed_vision."),
-        ("embed_vision.embedding_projection.", "embed_vision.multimodal_embedder.embedding_projection."),
+    names = CheckpointNames(
+        (
+            ("vision_embedder", "embed_vision"),
+            ("embed_vision.embedding_projection", "embed_vision.multimodal_embedder.embedding_projection"),
+        )
     )
     merge_size = 1
 

@@ -3,80 +3,21 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from jaxis.kernels.weights import matmul
 from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.mlp import GatedMLP, activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.qwen_vision import AxialTransformer, QwenPatchEmbed, QwenVision
-from jaxis.models.common.vision_layers import (
-    PositionTable,
-    attend_within,
-    cubic_positions,
-    one_side,
-    parameter,
-    rotate_halves,
+from jaxis.models.common.qwen_vision import (
+    AxialTransformer,
+    QwenPatchEmbed,
+    QwenVision,
+    QwenVisionAttention,
+    QwenVisionBlock,
 )
+from jaxis.models.common.vision_layers import PositionTable, one_side, parameter, stretched_positions
 from jaxis.models.common.vision_tower import Patches
-
-
-class GlmVisionAttention(JaxModule):
-    """Attention of an image's patches to each other.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      num_features: C.
-      epsilon: Of the norms.
-      use_bias: Whether queries, keys and values have biases.
-      is_normed: Whether queries and keys are normed, and the output has a bias as they have.
-    """
-
-    def __init__(
-        self, scope: LayerScope, num_features: int, epsilon: float, *, use_bias: bool, is_normed: bool
-    ) -> None:
-        self.num_heads: int = scope.config.get("num_heads", 16 if is_normed else 12)
-        into, out = ("heads", "embed"), ("embed", "heads")
-        self.qkv = linear(scope / "qkv", num_features, 3 * num_features, axes=into, use_bias=use_bias)
-        self.proj = linear(scope / "proj", num_features, num_features, axes=out, use_bias=use_bias and is_normed)
-        head_dim = num_features // self.num_heads
-        self.q_norm = rms_norm(scope, head_dim, epsilon=epsilon) if is_normed else None
-        self.k_norm = rms_norm(scope, head_dim, epsilon=epsilon) if is_normed else None
-
-    def __call__(self, x: jax.Array, angles: jax.Array, segments: jax.Array) -> jax.Array:
-        """x [P, C], angles [P, D / 2], and segments i32 [P] within which patches see each other -> [P, C]."""
-        q, k, v = jnp.moveaxis(self.qkv(x).reshape(x.shape[0], 3, self.num_heads, -1), 1, 0)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
-        q, k = (rotate_halves(each.astype(jnp.float32), cos, sin).astype(v.dtype) for each in (q, k))
-        return self.proj(attend_within(segments, q, k, v))
-
-
-class GlmVisionBlock(JaxModule):
-    """A pre-norm layer.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      num_features: C.
-      size: F.
-      is_ocr: Whether it is GLM-OCR's.
-    """
-
-    def __init__(self, scope: LayerScope, num_features: int, size: int, *, is_ocr: bool) -> None:
-        config = scope.config
-        epsilon, use_bias = config.get("rms_norm_eps", 1e-5), config.get("attention_bias", is_ocr)
-        activation = config.get("hidden_act", "silu")
-        self.norm1 = rms_norm(scope, num_features, epsilon=epsilon)
-        self.norm2 = rms_norm(scope, num_features, epsilon=epsilon)
-        self.attn = GlmVisionAttention(scope / "attn", num_features, epsilon, use_bias=use_bias, is_normed=is_ocr)
-        self.mlp = GatedMLP(scope / "mlp", intermediate_size=size, activation=activation, use_bias=use_bias and is_ocr)
-
-    def __call__(self, x: jax.Array, angles: jax.Array, segments: jax.Array) -> jax.Array:
-        """See `GlmVisionAttention`."""
-        x = x + self.attn(self.norm1(x), angles, segments)
-        return x + self.mlp(self.norm2(x))
 
 
 class GlmVisionEmbeddings(JaxModule):
@@ -95,7 +36,7 @@ class GlmVisionEmbeddings(JaxModule):
     def __call__(self, patches: Patches) -> jax.Array:
         """[P, C]."""
         table = self.position_embedding.weight[...]
-        return cubic_positions(table.reshape(self.side, self.side, -1), patches)
+        return stretched_positions(table.reshape(self.side, self.side, -1), patches, is_cubic=True)
 
 
 class GlmDownsample(JaxModule):
@@ -170,9 +111,29 @@ class GlmVisual(AxialTransformer):
             side = one_side(config.get("image_size", 336), config.source) // self.patch_size
             self.embeddings = GlmVisionEmbeddings(scope / "embeddings", side, num_features)
             self.post_conv_layernorm = rms_norm(scope, num_features, epsilon=epsilon)
+        use_bias, activation = config.get("attention_bias", is_ocr), config.get("hidden_act", "silu")
         self.blocks = [
-            GlmVisionBlock(scope / "blocks" / str(i), num_features, inner if is_ocr else size, is_ocr=is_ocr)
-            for i in range(config.get("depth", 24))
+            QwenVisionBlock(
+                each,
+                num_features,
+                rms_norm,
+                epsilon,
+                attn=QwenVisionAttention(
+                    each / "attn",
+                    num_features,
+                    self.num_heads,
+                    qkv_bias=use_bias,
+                    use_bias=use_bias and is_ocr,
+                    norm_epsilon=epsilon if is_ocr else None,
+                ),
+                mlp=GatedMLP(
+                    each / "mlp",
+                    intermediate_size=inner if is_ocr else size,
+                    activation=activation,
+                    use_bias=use_bias and is_ocr,
+                ),
+            )
+            for each in (scope / "blocks" / str(i) for i in range(config.get("depth", 24)))
         ]
         self.post_layernorm = rms_norm(scope, num_features, epsilon=epsilon)
         self.downsample = GlmDownsample(scope / "downsample", num_features, size, self.merge_size)

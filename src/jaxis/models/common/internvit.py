@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import jax
 from flax import nnx
 
+from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
@@ -181,6 +182,7 @@ class InternVLVision(VisionTower):
         *("downsample_ratio", "text_config.hidden_size"),
     )
     prefixes = ("vision_tower.", "multi_modal_projector.")
+    names = CheckpointNames((("layer_norm", "pre_norm"),))
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
         scope = LayerScope(vllm_config, rng)
@@ -189,10 +191,14 @@ class InternVLVision(VisionTower):
         config.expect("vision_feature_select_strategy", "default")
         self.vision_tower = InternViT(vision_scope(scope / "vision_tower"))
         self.patch_size, self.merge_size = self.vision_tower.patch_size, int(1 / config.get("downsample_ratio", 0.5))
-        num_features = self.vision_tower.hidden_size * self.merge_size**2
-        self.multi_modal_projector = VisionProjector(scope / "multi_modal_projector", num_features, is_normed=True)
+        self.multi_modal_projector = VisionProjector(
+            scope / "multi_modal_projector",
+            self.vision_tower.hidden_size,
+            num_merged=self.merge_size**2,
+            make_norm=layer_norm,
+            norms_merged=True,
+        )
 
     def __call__(self, patches: Patches) -> jax.Array:
         """See `VisionTower`."""
-        x = self.vision_tower(patches)
-        return self.multi_modal_projector(x.reshape(x.shape[0] // self.merge_size**2, -1))
+        return self.multi_modal_projector(self.vision_tower(patches))

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxis.layers.leaves import layer_norm, linear
-from jaxis.layers.mlp import activation_function
+from jaxis.layers.checkpoint_names import CheckpointNames
+from jaxis.layers.leaves import layer_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.qwen_vision import QwenVisionAttention, QwenVisionBlock
 from jaxis.models.common.vision_layers import (
     PatchConvolution,
-    attend_within,
+    VisionMLP,
+    VisionProjector,
     axial_rope_theta,
-    cubic_positions,
     one_segment,
     one_side,
     parameter,
     rotate_pairs,
     run_layer,
+    stretched_positions,
     vision_scope,
 )
 from jaxis.models.common.vision_tower import Patches, VisionTower
@@ -47,7 +49,7 @@ class MoonViTPositions(JaxModule):
 
     def __call__(self, patches: Patches) -> jax.Array:
         """[P, C]."""
-        return cubic_positions(self.weight[...], patches)
+        return stretched_positions(self.weight[...], patches, is_cubic=True)
 
 
 class MoonViTPatchEmbed(JaxModule):
@@ -70,53 +72,6 @@ class MoonViTPatchEmbed(JaxModule):
         return x + self.pos_emb(patches).astype(x.dtype)
 
 
-class MoonViTMLP(JaxModule):
-    """`fc1(act(fc0(x)))`.
-
-    Args:
-      scope: The layer's scope.
-      num_features: C.
-      size: F.
-      activation: Its name.
-    """
-
-    def __init__(self, scope: LayerScope, num_features: int, size: int, activation: str) -> None:
-        self.fc0 = linear(scope / "fc0", num_features, size, axes=("mlp", "embed"), use_bias=True)
-        self.act = activation_function(activation)
-        self.fc1 = linear(scope / "fc1", size, num_features, axes=("embed", "mlp"), use_bias=True)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[P, C] -> [P, C]."""
-        return self.fc1(self.act(self.fc0(x)))
-
-
-class MoonViTBlock(JaxModule):
-    """A pre-norm layer, in which all patches see each other.
-
-    Args:
-      scope: The layer's scope.
-      num_features: C.
-      size: F.
-      num_heads: H.
-      activation: Its name.
-    """
-
-    def __init__(self, scope: LayerScope, num_features: int, size: int, num_heads: int, activation: str) -> None:
-        self.num_heads = num_heads
-        self.norm0 = layer_norm(scope, num_features, epsilon=_EPSILON)
-        self.wqkv = linear(scope / "wqkv", num_features, 3 * num_features, axes=("heads", "embed"), use_bias=True)
-        self.wo = linear(scope / "wo", num_features, num_features, axes=("embed", "heads"), use_bias=True)
-        self.norm1 = layer_norm(scope, num_features, epsilon=_EPSILON)
-        self.mlp = MoonViTMLP(scope / "mlp", num_features, size, activation)
-
-    def __call__(self, x: jax.Array, angles: jax.Array, num_patches: jax.Array) -> jax.Array:
-        """x [P, C], the first `num_patches` of which are seen, and angles [P, D / 2] -> [P, C]."""
-        q, k, v = jnp.moveaxis(self.wqkv(self.norm0(x)).reshape(x.shape[0], 3, self.num_heads, -1), 1, 0)
-        q, k = (rotate_pairs(each, angles) for each in (q, k))
-        x = x + self.wo(attend_within(one_segment(x.shape[0], num_patches), q, k, v))
-        return x + self.mlp(self.norm1(x))
-
-
 class MoonViTEncoder(JaxModule):
     """The layers.
 
@@ -124,11 +79,25 @@ class MoonViTEncoder(JaxModule):
       scope: The encoder's scope.
       num_layers: How many.
       num_features: C.
-      settings: Of each layer, beside these.
+      size: F.
+      num_heads: H.
+      activation: Its name.
     """
 
-    def __init__(self, scope: LayerScope, num_layers: int, num_features: int, *settings: Any) -> None:
-        self.blocks = [MoonViTBlock(scope / "blocks" / str(i), num_features, *settings) for i in range(num_layers)]
+    def __init__(
+        self, scope: LayerScope, num_layers: int, num_features: int, size: int, num_heads: int, activation: str
+    ) -> None:
+        self.blocks = [
+            QwenVisionBlock(
+                each,
+                num_features,
+                layer_norm,
+                _EPSILON,
+                attn=QwenVisionAttention(each / "attn", num_features, num_heads, rotate=rotate_pairs),
+                mlp=VisionMLP(each / "mlp", num_features, size, activation),
+            )
+            for each in (scope / "blocks" / str(i) for i in range(num_layers))
+        ]
         self.final_layernorm = layer_norm(scope, num_features, epsilon=_EPSILON)
 
 
@@ -171,8 +140,9 @@ class MoonViT(JaxModule):
     def __call__(self, patches: Patches) -> jax.Array:
         """The patches -> [P, C]."""
         x, angles = self.patch_embed(patches), self._angles(patches)
+        segments = one_segment(x.shape[0], patches.num_patches)
         for block in self.encoder.blocks:
-            x = run_layer(block, x, angles, patches.num_patches)
+            x = run_layer(block, x, angles, segments)
         return self.encoder.final_layernorm(x)
 
     def _angles(self, patches: Patches) -> jax.Array:
@@ -180,31 +150,6 @@ class MoonViT(JaxModule):
         inverse = 1.0 / self.rope_theta ** (jnp.arange(0, self.head_dim, 4, dtype=jnp.float32) / self.head_dim)
         places = jnp.stack([patches.columns, patches.rows], axis=-1).astype(jnp.float32)
         return (places[:, None] * inverse[:, None]).reshape(places.shape[0], -1)
-
-
-class KimiProjector(JaxModule):
-    """From neighbouring patches to embeddings of the text.
-
-    Args:
-      scope: The projector's scope, with all of config.json.
-      num_features: C.
-      num_merged: Patches that become one embedding.
-    """
-
-    def __init__(self, scope: LayerScope, num_features: int, num_merged: int) -> None:
-        config = scope.config
-        vision = config["vision_config"]
-        epsilon = vision.get("projector_ln_eps", config.get("projection_layer_norm_eps", _EPSILON))
-        self.merged_size = size = num_features * num_merged
-        self.pre_norm = layer_norm(scope, num_features, epsilon=epsilon)
-        embedding_size: int = config["text_config"]["hidden_size"]
-        self.in_proj = linear(scope / "in_proj", size, size, axes=("mlp", "embed"), use_bias=True)
-        self.act = activation_function(vision.get("projector_hidden_act", "gelu"))
-        self.out_proj = linear(scope / "out_proj", size, embedding_size, axes=("embed", "mlp"), use_bias=True)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, C], those that are merged next to each other -> [P / num_merged, E]."""
-        return self.out_proj(self.act(self.in_proj(self.pre_norm(x).reshape(-1, self.merged_size))))
 
 
 class KimiVision(VisionTower):
@@ -220,9 +165,13 @@ class KimiVision(VisionTower):
 
     config_keys = ("vision_config", "projection_hidden_size", "projection_layer_norm_eps", "text_config.hidden_size")
     prefixes = ("vision_tower.", "mm_projector.")
-    renames = (
-        ("mm_projector.proj.0.", "mm_projector.in_proj."),
-        ("mm_projector.proj.2.", "mm_projector.out_proj."),
+    names = CheckpointNames(
+        (
+            *(("norm1", "norm2"), ("norm0", "norm1"), ("mlp.fc1", "mlp.fc2"), ("mlp.fc0", "mlp.fc1")),
+            *(("wqkv", "attn.qkv"), ("wo", "attn.proj")),
+            *(("mm_projector.proj.0", "mm_projector.in_proj"), ("mm_projector.proj.2", "mm_projector.out_proj")),
+            *(("in_proj", "linear_1"), ("out_proj", "linear_2")),
+        )
     )
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
@@ -230,9 +179,18 @@ class KimiVision(VisionTower):
         self.vision_tower = MoonViT(vision_scope(scope / "vision_tower"))
         num_features = self.vision_tower.hidden_size
         scope.config.expect("projection_hidden_size", num_features)
-        scope.config["vision_config"].expect("mm_hidden_size", num_features)
+        vision = scope.config["vision_config"]
+        vision.expect("mm_hidden_size", num_features)
         self.patch_size, self.merge_size = self.vision_tower.patch_size, self.vision_tower.merge_size
-        self.mm_projector = KimiProjector(scope / "mm_projector", num_features, self.merge_size**2)
+        self.mm_projector = VisionProjector(
+            scope / "mm_projector",
+            num_features,
+            num_merged=self.merge_size**2,
+            inner_size=num_features * self.merge_size**2,
+            activation=vision.get("projector_hidden_act", "gelu"),
+            make_norm=layer_norm,
+            epsilon=vision.get("projector_ln_eps", scope.config.get("projection_layer_norm_eps", _EPSILON)),
+        )
 
     def __call__(self, patches: Patches) -> jax.Array:
         """See `VisionTower`."""

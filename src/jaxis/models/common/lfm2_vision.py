@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, linear
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
@@ -100,23 +101,23 @@ class Lfm2Vision(VisionTower):
     )
     prefixes = ("vision_tower.", "multi_modal_projector.")
     unused = ("vision_tower.head.",)
-    renames = (("vision_tower.vision_model.", "vision_tower."),)
+    names = CheckpointNames((("vision_tower.vision_model", "vision_tower"), ("layer_norm", "pre_norm")))
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
         scope = LayerScope(vllm_config, rng)
         self.vision_tower = Siglip2Tower(vision_scope(scope / "vision_tower"))
         config = scope.config
         self.patch_size, self.merge_size = self.vision_tower.patch_size, config.get("downsample_factor", 2)
-        num_features = self.vision_tower.hidden_size * self.merge_size**2
         self.multi_modal_projector = VisionProjector(
             scope / "multi_modal_projector",
-            num_features,
-            size=config.get("projector_hidden_size", 2560),
+            self.vision_tower.hidden_size,
+            num_merged=self.merge_size**2,
+            inner_size=config.get("projector_hidden_size", 2560),
             use_bias=config.get("projector_bias", True),
-            is_normed=config.get("projector_use_layernorm", True),
+            make_norm=layer_norm if config.get("projector_use_layernorm", True) else None,
+            norms_merged=True,
         )
 
     def __call__(self, patches: Patches) -> jax.Array:
         """See `VisionTower`."""
-        x = self.vision_tower(patches)
-        return self.multi_modal_projector(x.reshape(x.shape[0] // self.merge_size**2, -1))
+        return self.multi_modal_projector(self.vision_tower(patches))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.errors import ConfigError
+from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
@@ -118,7 +119,7 @@ class LlavaVision(VisionTower):
     )
     prefixes = ("vision_tower.", "multi_modal_projector.")
     unused = ("vision_tower.post_layernorm.", "vision_tower.head.", "vision_tower.embeddings.position_ids")
-    renames = (("vision_tower.vision_model.", "vision_tower."),)
+    names = CheckpointNames((("vision_tower.vision_model", "vision_tower"),))
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
         scope = LayerScope(vllm_config, rng)
@@ -197,10 +198,7 @@ class VipLlavaVision(VisionTower):
     )
     prefixes = LlavaVision.prefixes
     unused = LlavaVision.unused
-    renames = (
-        *LlavaVision.renames,
-        ("multi_modal_projector.projector_layernorm.", "multi_modal_projector.layer_norm."),
-    )
+    names = CheckpointNames((*LlavaVision.names.renames, ("projector_layernorm", "pre_norm")))
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
         scope = LayerScope(vllm_config, rng)
@@ -213,7 +211,9 @@ class VipLlavaVision(VisionTower):
         self.after_layers = [_layer(config, each, most) for each in (chosen if isinstance(chosen, list) else [chosen])]
         self.patch_size, self.merge_size = self.vision_tower.patch_size, 1
         num_features = self.vision_tower.hidden_size * len(self.after_layers)
-        self.multi_modal_projector = VisionProjector(scope / "multi_modal_projector", num_features, is_normed=True)
+        self.multi_modal_projector = VisionProjector(
+            scope / "multi_modal_projector", num_features, make_norm=layer_norm
+        )
 
     def __call__(self, patches: Patches) -> jax.Array:
         """See `VisionTower`."""

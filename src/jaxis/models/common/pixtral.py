@@ -49,10 +49,8 @@ class PixtralAttention(JaxModule):
     def __call__(self, x: jax.Array, angles: jax.Array, num_patches: jax.Array) -> jax.Array:
         """x [P, C], the first `num_patches` of which are seen, and angles [P, D / 2] -> [P, C]."""
         heads = x.shape[0], self.num_heads, -1
-        cos, sin = jnp.cos(angles).astype(x.dtype)[:, None], jnp.sin(angles).astype(x.dtype)[:, None]
-        q = rotate_halves(self.q_proj(x).reshape(heads), cos, sin)
-        k = rotate_halves(self.k_proj(x).reshape(heads), cos, sin)
-        v = self.v_proj(x).reshape(heads)
+        q, k, v = (layer(x).reshape(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = (rotate_halves(each, angles, x.dtype) for each in (q, k))
         return self.o_proj(attend_within(one_segment(x.shape[0], num_patches), q, k, v))
 
 

@@ -11,17 +11,21 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.errors import ConfigError
+from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.leaves import layer_norm, linear, rms_norm
-from jaxis.layers.mlp import GatedMLP, activation_function
+from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.qwen import QWEN3_VL_MROPE
 from jaxis.models.common.vision_layers import (
+    MakeNorm,
     PositionTable,
     VisionMLP,
+    VisionProjector,
     Windows,
     attend_in_windows,
     attend_within,
+    axial_angles,
     axial_rope_theta,
     one_segment,
     one_side,
@@ -29,6 +33,7 @@ from jaxis.models.common.vision_layers import (
     patch_products,
     rotate_halves,
     run_layer,
+    stretched_positions,
     vision_scope,
 )
 from jaxis.models.common.vision_tower import Patches, VisionTower
@@ -37,8 +42,7 @@ if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.hf_config import HFConfig
 
-MakeNorm = Callable[..., Any]
-MakeMLP = Callable[[LayerScope], Any]
+MakeMLP = Callable[[LayerScope], VisionMLP | GatedMLP]
 
 _EPSILON = 1e-6
 
@@ -93,14 +97,33 @@ class QwenVisionAttention(JaxModule):
       scope: The layer's scope.
       num_features: C.
       num_heads: H.
-      num_kv_heads: K, which divides H.
+      num_kv_heads: K, which divides H; None is H.
+      qkv_bias: Whether queries, keys and values have biases.
+      use_bias: Whether the output has one.
+      norm_epsilon: Of norms of queries and keys; None: there are none.
+      rotate: Rotates x [P, H, D] by angles [P, D / 2].
     """
 
-    def __init__(self, scope: LayerScope, num_features: int, num_heads: int, num_kv_heads: int) -> None:
-        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
-        size = num_features // num_heads * (num_heads + 2 * num_kv_heads)
-        self.qkv = linear(scope / "qkv", num_features, size, axes=("heads", "embed"), use_bias=True)
-        self.proj = linear(scope / "proj", num_features, num_features, axes=("embed", "heads"), use_bias=True)
+    def __init__(
+        self,
+        scope: LayerScope,
+        num_features: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        qkv_bias: bool = True,
+        use_bias: bool = True,
+        norm_epsilon: float | None = None,
+        rotate: Callable[[jax.Array, jax.Array], jax.Array] = rotate_halves,
+    ) -> None:
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
+        head_dim = num_features // num_heads
+        size = head_dim * (num_heads + 2 * self.num_kv_heads)
+        self.qkv = linear(scope / "qkv", num_features, size, axes=("heads", "embed"), use_bias=qkv_bias)
+        self.proj = linear(scope / "proj", num_features, num_features, axes=("embed", "heads"), use_bias=use_bias)
+        self.q_norm = None if norm_epsilon is None else rms_norm(scope, head_dim, epsilon=norm_epsilon)
+        self.k_norm = None if norm_epsilon is None else rms_norm(scope, head_dim, epsilon=norm_epsilon)
+        self.rotate = rotate
 
     def __call__(self, x: jax.Array, angles: jax.Array, visible: jax.Array | Windows) -> jax.Array:
         """x [P, C], angles [P, D / 2], and the segments i32 [P] or windows of patches that see each other -> [P, C]."""
@@ -108,87 +131,44 @@ class QwenVisionAttention(JaxModule):
         q, k, v = jnp.split(heads, [self.num_heads, self.num_heads + self.num_kv_heads], axis=1)
         if self.num_kv_heads < self.num_heads:
             k, v = (jnp.repeat(each, self.num_heads // self.num_kv_heads, axis=1) for each in (k, v))
-        cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
-        q, k = (rotate_halves(each.astype(jnp.float32), cos, sin).astype(v.dtype) for each in (q, k))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.rotate(q, angles), self.rotate(k, angles)
         if isinstance(visible, Windows):
             return self.proj(attend_in_windows(visible, q, k, v))
         return self.proj(attend_within(visible, q, k, v))
-
-
-class QwenVisionMLP(JaxModule):
-    """`linear_fc2(act(linear_fc1(x)))`.
-
-    Args:
-      scope: The layer's scope.
-      num_features: C.
-      size: F.
-      activation: Its name.
-    """
-
-    def __init__(self, scope: LayerScope, num_features: int, size: int, activation: str) -> None:
-        self.linear_fc1 = linear(scope / "linear_fc1", num_features, size, axes=("mlp", "embed"), use_bias=True)
-        self.act = activation_function(activation)
-        self.linear_fc2 = linear(scope / "linear_fc2", size, num_features, axes=("embed", "mlp"), use_bias=True)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[P, C] -> [P, C]."""
-        return self.linear_fc2(self.act(self.linear_fc1(x)))
 
 
 class QwenVisionBlock(JaxModule):
     """A pre-norm layer.
 
     Args:
-      scope: The layer's scope, with the tower's config.
+      scope: The layer's scope.
       num_features: C.
       make_norm: Makes its norms: `layer_norm` or `rms_norm`.
-      make_mlp: Makes its feed-forward block.
+      epsilon: Of the norms.
+      attn: Its attention.
+      mlp: Its feed-forward block.
     """
 
-    def __init__(self, scope: LayerScope, num_features: int, make_norm: MakeNorm, make_mlp: MakeMLP) -> None:
-        self.norm1 = make_norm(scope, num_features, epsilon=_EPSILON)
-        self.norm2 = make_norm(scope, num_features, epsilon=_EPSILON)
-        num_heads = scope.config.get("num_heads", 16)
-        num_kv_heads = scope.config.get("num_key_value_heads", num_heads)
-        self.attn = QwenVisionAttention(scope / "attn", num_features, num_heads, num_kv_heads)
-        self.mlp = make_mlp(scope / "mlp")
+    def __init__(
+        self,
+        scope: LayerScope,
+        num_features: int,
+        make_norm: MakeNorm,
+        epsilon: float,
+        *,
+        attn: QwenVisionAttention,
+        mlp: VisionMLP | GatedMLP,
+    ) -> None:
+        self.norm1 = make_norm(scope, num_features, epsilon=epsilon)
+        self.norm2 = make_norm(scope, num_features, epsilon=epsilon)
+        self.attn, self.mlp = attn, mlp
 
     def __call__(self, x: jax.Array, angles: jax.Array, visible: jax.Array | Windows) -> jax.Array:
         """See `QwenVisionAttention`."""
         x = x + self.attn(self.norm1(x), angles, visible)
         return x + self.mlp(self.norm2(x))
-
-
-class QwenMerger(JaxModule):
-    """From neighbouring patches to embeddings of the text.
-
-    Args:
-      scope: The merger's scope, with the tower's config.
-      num_features: C.
-      size: E.
-      make_norm: Makes its norm.
-      norms_merged: Whether the norm is over neighbours together, not over each patch.
-    """
-
-    def __init__(
-        self, scope: LayerScope, num_features: int, size: int, make_norm: MakeNorm, *, norms_merged: bool = False
-    ) -> None:
-        self.merged_size = num_features * scope.config.get("spatial_merge_size", 2) ** 2
-        self.norms_merged = norms_merged
-        self.norm = make_norm(scope, self.merged_size if norms_merged else num_features, epsilon=_EPSILON)
-        self.linear_fc1 = linear(
-            scope / "linear_fc1", self.merged_size, self.merged_size, axes=("mlp", "embed"), use_bias=True
-        )
-        self.act = activation_function("gelu")
-        self.linear_fc2 = linear(scope / "linear_fc2", self.merged_size, size, axes=("embed", "mlp"), use_bias=True)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, C] -> [P / merge_size ** 2, E]."""
-        if self.norms_merged:
-            x = self.norm(x.reshape(-1, self.merged_size))
-        else:
-            x = self.norm(x).reshape(-1, self.merged_size)
-        return self.linear_fc2(self.act(self.linear_fc1(x)))
 
 
 class AxialTransformer(JaxModule):
@@ -204,6 +184,7 @@ class AxialTransformer(JaxModule):
       patch_size: Pixels of a side of a patch.
       merge_size: Patches of a side of what becomes one embedding.
       num_frames, num_additions: See `VisionTower`.
+      num_heads, head_dim: H and D.
       blocks: The layers, each called with x [P, C], angles [P, D / 2] and what of `visible` is its own.
 
     Raises:
@@ -219,7 +200,8 @@ class AxialTransformer(JaxModule):
         for key in ("model_type", "tokens_per_second", "spatial_patch_size"):
             config.ignore(key, because="it is about video, or says again what the class says")
         self.rope_theta = axial_rope_theta(config, 10_000.0)
-        self.head_dim = num_features // config.get("num_heads", num_heads)
+        self.num_heads: int = config.get("num_heads", num_heads)
+        self.head_dim = num_features // self.num_heads
         self.patch_size = one_side(config.get("patch_size", patch_size), config.source)
         self.merge_size: int = config.get("spatial_merge_size", 2)
         self.num_frames: int = config.get("temporal_patch_size", 2)
@@ -231,11 +213,7 @@ class AxialTransformer(JaxModule):
 
     def through_blocks(self, x: jax.Array, patches: Patches) -> list[jax.Array]:
         """x [P, C], as the convolution leaves it -> what leaves each layer, all [P, C]."""
-        inverse = 1.0 / self.rope_theta ** (
-            jnp.arange(0, self.head_dim // 2, 2, dtype=jnp.float32) / (self.head_dim // 2)
-        )
-        places = (patches.rows, patches.columns)
-        angles = jnp.concatenate([each.astype(jnp.float32)[:, None] * inverse for each in places], axis=-1)
+        angles = axial_angles(patches, self.head_dim, self.rope_theta)
         outputs = []
         for block, visible in zip(self.blocks, self.visible(patches), strict=True):
             x = run_layer(block, x, angles, visible)
@@ -245,6 +223,22 @@ class AxialTransformer(JaxModule):
     def visible(self, patches: Patches) -> Sequence[jax.Array | Windows]:
         """Within which patches see each other, for each layer: segments i32 [P], or windows."""
         return [one_segment(patches.rows.shape[0], patches.num_patches)] * len(self.blocks)
+
+
+def _merger(
+    scope: LayerScope, num_features: int, size: int, merge_size: int, make_norm: MakeNorm, *, norms_merged: bool = False
+) -> VisionProjector:
+    return VisionProjector(
+        scope,
+        num_features,
+        size,
+        num_merged=merge_size**2,
+        inner_size=num_features * merge_size**2,
+        activation="gelu",
+        make_norm=make_norm,
+        epsilon=_EPSILON,
+        norms_merged=norms_merged,
+    )
 
 
 class QwenVisual(AxialTransformer):
@@ -279,11 +273,19 @@ class QwenVisual(AxialTransformer):
         super().__init__(scope, num_features, patch_size)
         config = scope.config
         self.patch_embed = QwenPatchEmbed(scope / "patch_embed", num_features, self.patch_size, use_bias=has_bias)
+        num_kv_heads = config.get("num_key_value_heads", self.num_heads)
         self.blocks = [
-            QwenVisionBlock(scope / "blocks" / str(i), num_features, make_norm, make_mlp)
-            for i in range(config.get("depth", num_layers))
+            QwenVisionBlock(
+                each,
+                num_features,
+                make_norm,
+                _EPSILON,
+                attn=QwenVisionAttention(each / "attn", num_features, self.num_heads, num_kv_heads),
+                mlp=make_mlp(each / "mlp"),
+            )
+            for each in (scope / "blocks" / str(i) for i in range(config.get("depth", num_layers)))
         ]
-        self.merger = QwenMerger(scope / "merger", num_features, size, make_norm)
+        self.merger = _merger(scope / "merger", num_features, size, self.merge_size, make_norm)
 
     def __call__(self, patches: Patches) -> jax.Array:
         """The patches -> [P / merge_size ** 2, E]."""
@@ -339,8 +341,8 @@ class Qwen3Visual(QwenVisual):
         inside = config.get("intermediate_size", 4304)
         activation = config.get("hidden_act", "gelu_pytorch_tanh")
 
-        def make_mlp(scope: LayerScope) -> QwenVisionMLP:
-            return QwenVisionMLP(scope, num_features, inside, activation)
+        def make_mlp(scope: LayerScope) -> VisionMLP:
+            return VisionMLP(scope, num_features, inside, activation)
 
         super().__init__(scope, num_features, size, layer_norm, make_mlp, patch_size=16, has_bias=True, num_layers=27)
         num_places = config.get("num_position_embeddings", 2304)
@@ -349,36 +351,18 @@ class Qwen3Visual(QwenVisual):
         self.deepstack_layers = tuple(config.get("deepstack_visual_indexes", deepstack_layers))
         self.num_additions = len(self.deepstack_layers)
         self.deepstack_merger_list = [
-            QwenMerger(scope / "deepstack_merger_list" / str(i), num_features, size, layer_norm, norms_merged=True)
-            for i in range(len(self.deepstack_layers))
+            _merger(each, num_features, size, self.merge_size, layer_norm, norms_merged=True)
+            for each in (scope / "deepstack_merger_list" / str(i) for i in range(len(self.deepstack_layers)))
         ]
 
     def __call__(self, patches: Patches) -> jax.Array:
         """The patches -> [P / merge_size ** 2, E * (1 + layers of DeepStack)]."""
         x = self.patch_embed.proj(patches.pixels)
-        outputs = self.through_blocks(x + self._positions(patches).astype(x.dtype), patches)
+        table = self.pos_embed.weight[...].reshape(self.table_side, self.table_side, -1)
+        x = x + stretched_positions(table, patches, aligns_corners=True).astype(x.dtype)
+        outputs = self.through_blocks(x, patches)
         deep = [merger(outputs[i]) for i, merger in zip(self.deepstack_layers, self.deepstack_merger_list, strict=True)]
         return jnp.concatenate([self.merger(outputs[-1]), *deep], axis=-1)
-
-    def _positions(self, patches: Patches) -> jax.Array:
-        """[P, C]: of the four places of the table around each patch, by how near they are."""
-        taps = []
-        for places in (patches.rows, patches.columns):
-            # Padding is in the first row and column.
-            last = jnp.maximum(jnp.max(places), 1)
-            at = places.astype(jnp.float32) * (self.table_side - 1) / last
-            low = jnp.floor(at)
-            beyond = at - low
-            first = low.astype(jnp.int32)
-            taps.append(((first, 1 - beyond), (jnp.minimum(first + 1, self.table_side - 1), beyond)))
-        return sum(
-            (
-                self.pos_embed(row * self.table_side + column) * (near_row * near_column)[:, None]
-                for row, near_row in taps[0]
-                for column, near_column in taps[1]
-            ),
-            start=jnp.zeros((), jnp.float32),
-        )
 
 
 class QwenVision(VisionTower):
@@ -397,11 +381,13 @@ class QwenVision(VisionTower):
         *(f"{parent}{key}" for parent in ("", "text_config.") for key in ("rope_scaling", "rope_parameters")),
     )
     prefixes = ("visual.",)
-    # What Qwen2-VL and Qwen2.5-VL call the parts of the merger.
-    renames = (
-        ("visual.merger.ln_q.", "visual.merger.norm."),
-        ("visual.merger.mlp.0.", "visual.merger.linear_fc1."),
-        ("visual.merger.mlp.2.", "visual.merger.linear_fc2."),
+    names = CheckpointNames(
+        (
+            *(("mlp.linear_fc1", "mlp.fc1"), ("mlp.linear_fc2", "mlp.fc2")),
+            # Of mergers: first what Qwen2-VL and Qwen2.5-VL call them.
+            *(("ln_q", "pre_norm"), ("merger.mlp.0", "merger.linear_1"), ("merger.mlp.2", "merger.linear_2")),
+            *(("norm", "pre_norm"), ("linear_fc1", "linear_1"), ("linear_fc2", "linear_2")),
+        )
     )
     make_visual: ClassVar[Callable[[LayerScope], AxialTransformer]]
     # Whether the pairs that go by time, row and column take turns, and how many there are where config.json has none.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from flax import nnx
 
 from jaxis.errors import ConfigError
 from jaxis.kernels.weights import matmul
-from jaxis.layers.leaves import layer_norm, linear
+from jaxis.layers.leaves import linear
 from jaxis.layers.linear import DEFAULT_INIT
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
@@ -21,6 +22,9 @@ from jaxis.models.common.vision_tower import Patches
 
 if TYPE_CHECKING:
     from jaxis.config.hf_config import HFConfig
+
+MakeNorm = Callable[..., Any]
+"""`layer_norm` or `rms_norm`."""
 
 _QUERY_CHUNK = 256  # patches whose scores are in memory at once
 _WINDOWS_AT_ONCE = 4
@@ -96,14 +100,19 @@ class VisionMLP(JaxModule):
 
 
 class VisionProjector(JaxModule):
-    """`linear_2(act(linear_1(x)))`: from a tower's features to embeddings of the text.
+    """`linear_2(act(linear_1(x)))`: from a tower's features, of neighbours joined, to embeddings of the text.
 
     Args:
-      scope: The projector's scope, with all of config.json.
-      num_features: Of the tower, or of neighbours together.
-      size: F, between the products; None is as many as an embedding has.
+      scope: The projector's scope, with all of config.json unless it is given what else would be read there.
+      num_features: C.
+      size: E; None is that of the text in config.json.
+      num_merged: Patches that become one embedding.
+      inner_size: F, between the products; None is E.
+      activation: Its name; None is that of config.json.
       use_bias: Whether the products have biases.
-      is_normed: Whether a norm comes first.
+      make_norm: Makes a norm that comes first: `layer_norm` or `rms_norm`; None: there is none.
+      epsilon: Of the norm.
+      norms_merged: Whether it is over neighbours joined, not over each patch.
 
     Raises:
       ConfigError: The activation is unknown.
@@ -113,23 +122,31 @@ class VisionProjector(JaxModule):
         self,
         scope: LayerScope,
         num_features: int,
-        *,
         size: int | None = None,
+        *,
+        num_merged: int = 1,
+        inner_size: int | None = None,
+        activation: str | None = None,
         use_bias: bool = True,
-        is_normed: bool = False,
+        make_norm: MakeNorm | None = None,
+        epsilon: float = 1e-5,
+        norms_merged: bool = False,
     ) -> None:
-        config, into, out = scope.config, ("mlp", "embed"), ("embed", "mlp")
-        hidden_size = config["text_config"]["hidden_size"]
-        inner = hidden_size if size is None else size
-        self.layer_norm = layer_norm(scope, num_features, epsilon=1e-5) if is_normed else None
-        self.linear_1 = linear(scope / "linear_1", num_features, inner, axes=into, use_bias=use_bias)
-        self.act = activation_function(config.get("projector_hidden_act", "gelu"))
-        self.linear_2 = linear(scope / "linear_2", inner, hidden_size, axes=out, use_bias=use_bias)
+        self.merged_size, self.norms_merged = num_features * num_merged, norms_merged
+        into, out = ("mlp", "embed"), ("embed", "mlp")
+        outer: int = size or scope.config["text_config"]["hidden_size"]
+        inner = inner_size or outer
+        normed = self.merged_size if norms_merged else num_features
+        self.pre_norm = None if make_norm is None else make_norm(scope, normed, epsilon=epsilon)
+        self.linear_1 = linear(scope / "linear_1", self.merged_size, inner, axes=into, use_bias=use_bias)
+        self.act = activation_function(activation or scope.config.get("projector_hidden_act", "gelu"))
+        self.linear_2 = linear(scope / "linear_2", inner, outer, axes=out, use_bias=use_bias)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [P, features] -> [P, E]."""
-        x = x if self.layer_norm is None else self.layer_norm(x)
-        return self.linear_2(self.act(self.linear_1(x)))
+        """x [P, C], those that are joined next to each other -> [P / num_merged, E]."""
+        x = x.reshape(-1, self.merged_size) if self.norms_merged else x
+        x = x if self.pre_norm is None else self.pre_norm(x)
+        return self.linear_2(self.act(self.linear_1(x.reshape(-1, self.merged_size))))
 
 
 def attend_within(
@@ -249,10 +266,11 @@ def add_class_token(x: jax.Array, token: jax.Array, num_patches: jax.Array) -> t
     return jnp.concatenate([x, token.astype(x.dtype)[None], padding]), segments
 
 
-def rotate_halves(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """x [P, H, D] with its halves rotated by the angles of cos and sin, [P, 1, D / 2]."""
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+def rotate_halves(x: jax.Array, angles: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
+    """x [P, H, D] with its halves rotated by angles [P, D / 2], in `dtype`."""
+    cos, sin = jnp.cos(angles).astype(dtype)[:, None], jnp.sin(angles).astype(dtype)[:, None]
+    first, second = jnp.split(x.astype(dtype), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
 def rotate_pairs(x: jax.Array, angles: jax.Array) -> jax.Array:
@@ -264,24 +282,33 @@ def rotate_pairs(x: jax.Array, angles: jax.Array) -> jax.Array:
     return rotated.reshape(x.shape).astype(x.dtype)
 
 
-def cubic_positions(table: jax.Array, patches: Patches) -> jax.Array:
-    """A table of positions stretched over an image smoothly, with the convolution of PyTorch's bicubic interpolation.
+def stretched_positions(
+    table: jax.Array, patches: Patches, *, is_cubic: bool = False, aligns_corners: bool = False
+) -> jax.Array:
+    """A table of positions stretched over an image, with the weights of PyTorch's interpolation.
 
     Args:
       table: [side, side, C].
       patches: The image's.
+      is_cubic: Whether the interpolation is bicubic, over the sixteen places of the table around each patch, or
+        bilinear, over four.
+      aligns_corners: Whether the table's outermost places lie in the middle of the image's outermost patches, not at
+        the image's border with theirs.
 
     Returns:
-      float32 [P, C]: of the sixteen places of the table around each patch.
+      float32 [P, C].
     """
     side, taps = table.shape[0], []
     for places in (patches.rows, patches.columns):
         # Padding is in the first row and column.
-        at = (places.astype(jnp.float32) + 0.5) / (jnp.max(places) + 1) * side - 0.5
+        at, last = places.astype(jnp.float32), jnp.max(places)
+        at = at * (side - 1) / jnp.maximum(last, 1) if aligns_corners else (at + 0.5) / (last + 1) * side - 0.5
         low = jnp.floor(at)
         beyond = at - low
-        weights = (_far(1 + beyond), _near(beyond), _near(1 - beyond), _far(2 - beyond))
-        first = low.astype(jnp.int32) - 1
+        weights = (1 - beyond, beyond)
+        if is_cubic:
+            weights = (_far(1 + beyond), _near(beyond), _near(1 - beyond), _far(2 - beyond))
+        first = low.astype(jnp.int32) + 1 - len(weights) // 2
         taps.append([(jnp.clip(first + i, 0, side - 1), each) for i, each in enumerate(weights)])
     return sum(
         (
@@ -299,6 +326,22 @@ def _near(distance: jax.Array) -> jax.Array:
 
 def _far(distance: jax.Array) -> jax.Array:
     return ((_CUBIC * distance - 5 * _CUBIC) * distance + 8 * _CUBIC) * distance - 4 * _CUBIC
+
+
+def axial_angles(patches: Patches, head_dim: int, theta: float) -> jax.Array:
+    """The angles by which pairs of a head's elements are rotated: by row in its first half, by column in the second.
+
+    Args:
+      patches: The image's.
+      head_dim: D.
+      theta: The base.
+
+    Returns:
+      float32 [P, D / 2].
+    """
+    inverse = 1.0 / theta ** (jnp.arange(0, head_dim // 2, 2, dtype=jnp.float32) / (head_dim // 2))
+    places = (patches.rows, patches.columns)
+    return jnp.concatenate([each.astype(jnp.float32)[:, None] * inverse for each in places], axis=-1)
 
 
 def axial_rope_theta(config: HFConfig, default: float) -> float:
@@ -336,11 +379,11 @@ def parameter(scope: LayerScope, *shape: int) -> nnx.Param:
     return make_parameter(scope.rngs, DEFAULT_INIT, shape, scope.dtype, axes=(None,) * len(shape))
 
 
-def run_layer(layer: Any, *args: jax.Array | Windows) -> jax.Array:
+def run_layer(layer: Any, *args: jax.Array | Windows | None) -> jax.Array:
     """Calls a layer; equal ones are traced once."""
     return layer(*args) if calls_are_observed() else _run_layer(*nnx.split(layer), *args)
 
 
 @jax.jit(static_argnums=0)
-def _run_layer(graphdef: nnx.GraphDef[Any], state: nnx.State, *args: jax.Array | Windows) -> jax.Array:
+def _run_layer(graphdef: nnx.GraphDef[Any], state: nnx.State, *args: jax.Array | Windows | None) -> jax.Array:
     return nnx.merge(graphdef, state)(*args)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxis.layers.checkpoint_names import CheckpointNames
 from jaxis.layers.module import JaxModule
 from jaxis.models.common.interfaces import LoadableWithIterator
 
@@ -40,7 +41,7 @@ class VisionTower(JaxModule, LoadableWithIterator):
       config_keys: What of config.json is about it; a key of a nested object is written with dots.
       prefixes: How the names of its tensors begin in the checkpoint.
       unused: How the names of those among them begin that embeddings do not depend on.
-      renames: Other beginnings that they have in files -> those of `prefixes`.
+      names: What they are called in files, below what `prefixes` and `unused` say with the names here.
       patch_size: Pixels of a side of a patch.
       merge_size: Patches of a side of what becomes one embedding.
       num_frames: Frames that a view of a video has; 1: the tower takes images alone.
@@ -52,7 +53,7 @@ class VisionTower(JaxModule, LoadableWithIterator):
     config_keys: ClassVar[tuple[str, ...]]
     prefixes: ClassVar[tuple[str, ...]]
     unused: ClassVar[tuple[str, ...]] = ()
-    renames: ClassVar[tuple[tuple[str, str], ...]] = ()
+    names: ClassVar[CheckpointNames] = CheckpointNames()
     patch_size: int
     merge_size: int
     num_frames: int = 1
@@ -79,11 +80,7 @@ class VisionTower(JaxModule, LoadableWithIterator):
     @classmethod
     def _plain_name(cls, name: str) -> str:
         # As transformers names them; in files the text and the tower are on one level.
-        name = name.removeprefix("model.")
-        for old, new in cls.renames:
-            if name.startswith(old):
-                return new + name.removeprefix(old)
-        return name
+        return cls.names.name_here(name.removeprefix("model."))
 
 
 def pack_patches(pixels: np.ndarray, patch_size: int, merge_size: int, num_padded: int) -> np.ndarray:

@@ -1,0 +1,38 @@
+"""What towers are made of, against PyTorch."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxis.models.common.vision_layers import stretched_positions
+from jaxis.models.common.vision_tower import Patches, pack_patches, unpack_patches
+
+PADDED = 64
+
+
+def patches_of(height, width, merge_size=1):
+    """A view's, padded, whose patches have one pixel."""
+    packed = pack_patches(np.zeros((height, width, 3), np.uint8), 1, merge_size, PADDED)
+    return unpack_patches(jnp.asarray(packed), 1, PADDED, 3)
+
+
+def in_rows(values, patches: Patches, height, width):
+    """[P, C] -> [height, width, C]."""
+    rows, columns = (np.asarray(each)[: height * width] for each in (patches.rows, patches.columns))
+    placed = np.zeros((height, width, values.shape[-1]), np.float32)
+    placed[rows, columns] = np.asarray(values)[: height * width]
+    return placed
+
+
+@pytest.mark.parametrize(("mode", "is_cubic"), [("bilinear", False), ("bicubic", True)])
+@pytest.mark.parametrize("aligns_corners", [False, True])
+@pytest.mark.parametrize(("height", "width"), [(6, 4), (2, 10), (8, 8)])
+def test_positions_are_stretched_as_pytorch_interpolates(mode, is_cubic, aligns_corners, height, width):
+    table = np.random.default_rng(0).normal(size=(5, 5, 3)).astype(np.float32)
+    patches = patches_of(height, width, merge_size=2)
+    ours = stretched_positions(jnp.asarray(table), patches, is_cubic=is_cubic, aligns_corners=aligns_corners)
+    expected = torch.nn.functional.interpolate(
+        torch.tensor(table).permute(2, 0, 1)[None], size=(height, width), mode=mode, align_corners=aligns_corners
+    )
+    np.testing.assert_allclose(in_rows(ours, patches, height, width), expected[0].permute(1, 2, 0), atol=2e-6)
