@@ -39,6 +39,8 @@ from transformers.models.llava_next.modeling_llava_next import image_size_to_num
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
+from transformers.models.paddleocr_vl.processing_paddleocr_vl import PaddleOCRVLProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -316,6 +318,15 @@ def _views_of_qwen(inputs: Inputs, index: int) -> np.ndarray:
     return patches.transpose(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, rows * PATCH, columns * PATCH)
 
 
+def _views_in_rows(inputs: Inputs, index: int) -> np.ndarray:
+    """Of patches [3, PATCH, PATCH] that lie row by row, not merged ones after each other."""
+    grids = inputs["image_grid_thw"]
+    first = int(grids[:index].prod(axis=1).sum())
+    _, rows, columns = grids[index]
+    patches = inputs["pixel_values"][first : first + rows * columns].reshape(rows, columns, 3, PATCH, PATCH)
+    return patches.transpose(2, 0, 3, 1, 4).reshape(1, 3, rows * PATCH, columns * PATCH)
+
+
 _QWEN2_5_VL = VisionFamily(
     "Qwen2.5-VL",
     lambda token_id: transformers.Qwen2_5_VLConfig(
@@ -354,6 +365,50 @@ _QWEN2_VL = dataclasses.replace(
     ),
     processor_files={"processor_class": "Qwen2VLProcessor"},
     slow=True,
+)
+
+
+def _publish_paddleocr(folder: Path) -> None:
+    """The text's keys have no object of their own, and a few are the makers'."""
+    config = json.loads((folder / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    config = text | config | {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    config |= {"rope_is_neox_style": True, "use_3d_rope": True, "weight_share_add_bias": True, "compression_ratio": 1.0}
+    vision = config["vision_config"]
+    vision |= {"model_type": "paddleocr_vl", "temporal_patch_size": 2, "tokens_per_second": 2}
+    del vision["rope_parameters"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+_PADDLEOCR_VL = dataclasses.replace(
+    _QWEN2_5_VL,
+    name="PaddleOCR-VL",
+    config=lambda token_id: transformers.PaddleOCRVLConfig(
+        text_config=TEXT
+        | {"model_type": "paddleocr_vl_text", "rope_parameters": _MROPE, "tie_word_embeddings": True}
+        | {"head_dim": 16, "use_bias": True},
+        vision_config={
+            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
+            **{"image_size": 5 * PATCH, "patch_size": PATCH, "spatial_merge_size": MERGE},
+        },
+        image_token_id=token_id("<|IMAGE_PLACEHOLDER|>"),
+        tie_word_embeddings=True,
+    ),
+    image_processor=PaddleOCRVLImageProcessorPil(
+        patch_size=PATCH, merge_size=MERGE, size={"shortest_edge": 8 * 8 * 4, "longest_edge": 8 * 8 * 64}
+    ),
+    processor_files={"processor_class": "PaddleOCRVLProcessor"},
+    replace=lambda inputs, index: PaddleOCRVLProcessor.replace_image_token(
+        SimpleNamespace(image_token="<|IMAGE_PLACEHOLDER|>", image_processor=SimpleNamespace(merge_size=MERGE)),
+        inputs,
+        index,
+    ),
+    special=("<|IMAGE_PLACEHOLDER|>",),
+    placeholder="<|IMAGE_PLACEHOLDER|>",
+    views=_views_in_rows,
+    types=("mm_token_type_ids", "<|IMAGE_PLACEHOLDER|>"),
+    publish=_publish_paddleocr,
 )
 _EXAONE_4_5 = dataclasses.replace(
     _QWEN2_5_VL,
@@ -1097,5 +1152,5 @@ FAMILIES = (
     *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE),
     *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
     *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _KIMI, _VIP_LLAVA, _AYA, _COMMAND_A, _EXAONE_4_5),
-    _LLAVA_NEXT_VIDEO,
+    *(_LLAVA_NEXT_VIDEO, _PADDLEOCR_VL),
 )

@@ -1,10 +1,11 @@
-"""ERNIE 4.5 (dense): the Llama layer with a rope that pairs neighbours; and the text of PaddleOCR-VL, whose rope pairs
-halves."""
+"""ERNIE 4.5 (dense): the Llama layer with a rope that pairs neighbours; and PaddleOCR-VL, whose rope pairs halves."""
 
 from __future__ import annotations
 
 import functools
+from typing import ClassVar
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -12,7 +13,9 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
+from jaxis.models.common.paddleocr_vision import PaddleOcrVision
 from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.vision_tower import VisionTower
 
 
 class Ernie4_5DecoderLayer(PreNormDecoderLayer):
@@ -44,19 +47,27 @@ class Ernie4_5ForCausalLM(CausalLM):
 
 
 class PaddleOCRVLForConditionalGeneration(TextPart, Ernie4_5ForCausalLM):
-    """PaddleOCR-VL; images are not supported. Its text has Llama's names, and its keys may have no object."""
+    """PaddleOCR-VL: the text, with Llama's names and maybe no object for its keys, and what encodes images for it."""
 
+    tower: ClassVar[type[VisionTower] | None] = PaddleOcrVision
     layer_class = functools.partial(Ernie4_5DecoderLayer, interleaved_rope=False)
     text_renames = ()
     text_model_types = ("paddleocr_vl_text", "paddleocr_vl")
     other_parts = ("visual", "mlp_AR")
     other_keys = ("vision_config",)
 
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("rope_is_neox_style", True)
+        config.expect("compression_ratio", 1.0)
+        config.ignore("use_3d_rope", because="rope_scaling says how rows and columns are counted")
+        config.ignore("weight_share_add_bias", because="it is about training")
+
 
 FAMILY = Family(
-    "ERNIE 4.5 (dense); PaddleOCR-VL (text)",
+    "ERNIE 4.5 (dense); PaddleOCR-VL",
     (Ernie4_5ForCausalLM, PaddleOCRVLForConditionalGeneration),
-    "interleaved RoPE; PaddleOCR-VL: RoPE of halves",
+    "interleaved RoPE; PaddleOCR-VL: RoPE of halves, M-RoPE, and SigLIP's tower",
     gguf=("ernie4_5",),
     other_names={"Ernie4_5_ForCausalLM": Ernie4_5ForCausalLM},
 )

@@ -81,7 +81,7 @@ class Siglip2Tower(JaxModule):
 
     def __call__(self, patches: Patches) -> jax.Array:
         """The patches -> [P, C]."""
-        return self.post_layernorm(self.encoder(self.embeddings(patches), patches.num_patches))
+        return self.post_layernorm(self.encoder(self.embeddings(patches), patches.num_patches)[-1])
 
 
 class Lfm2Vision(VisionTower):

@@ -91,14 +91,10 @@ class ClipTower(JaxModule):
         self.pre_layrnorm = layer_norm(scope, self.hidden_size, epsilon=epsilon)
         self.encoder = SiglipEncoder(scope / "encoder", self.hidden_size, _CLIP_DEFAULTS)
 
-    def through_layers(self, patches: Patches, num_layers: int) -> jax.Array:
-        """The patches -> [P, C], as this many layers leave them."""
-        return self.states(patches, num_layers)[-1]
-
     def states(self, patches: Patches, num_layers: int) -> list[jax.Array]:
-        """The same as it is before the first layer, and after each of so many."""
+        """The patches -> [P, C], as they are before the first layer and after each of so many."""
         x = self.pre_layrnorm(self.embeddings(patches))
-        states = self.encoder.states(x, patches.num_patches + 1, num_layers)
+        states = self.encoder(x, patches.num_patches + 1, num_layers)
         return [each[: patches.pixels.shape[0]] for each in states]
 
 
@@ -150,7 +146,7 @@ class LlavaVision(VisionTower):
     def __call__(self, patches: Patches) -> jax.Array:
         """See `VisionTower`."""
         tower = self.vision_tower
-        x = tower(patches) if isinstance(tower, PixtralTower) else tower.through_layers(patches, self.num_layers)
+        x = tower(patches) if isinstance(tower, PixtralTower) else tower.states(patches, self.num_layers)[-1]
         return self.multi_modal_projector(x)
 
 

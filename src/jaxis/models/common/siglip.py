@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jaxis.models.common.vision_layers import (
     attend_within,
     one_segment,
     one_side,
+    rotate_halves,
     run_layer,
 )
 from jaxis.models.common.vision_tower import Patches
@@ -41,10 +42,12 @@ class SiglipAttention(JaxModule):
         self.v_proj = linear(scope / "v_proj", *sizes, axes=("heads", "embed"), use_bias=True)
         self.out_proj = linear(scope / "out_proj", *sizes, axes=("embed", "heads"), use_bias=True)
 
-    def __call__(self, x: jax.Array, num_patches: jax.Array) -> jax.Array:
-        """x [P, C], the first `num_patches` of which are seen -> [P, C]."""
+    def __call__(self, x: jax.Array, num_patches: jax.Array, angles: jax.Array | None = None) -> jax.Array:
+        """x [P, C], the first `num_patches` of which are seen, rotated by angles [P, D / 2] if given -> [P, C]."""
         heads = x.shape[0], self.num_heads, -1
         q, k, v = (layer(x).reshape(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        if angles is not None:
+            q, k = rotate_halves(q, angles), rotate_halves(k, angles)
         return self.out_proj(attend_within(one_segment(x.shape[0], num_patches), q, k, v))
 
 
@@ -74,9 +77,9 @@ class SiglipLayer(JaxModule):
         self.layer_norm2 = layer_norm(scope, num_features, epsilon=epsilon)
         self.mlp = VisionMLP(scope / "mlp", num_features, intermediate_size, activation)
 
-    def __call__(self, x: jax.Array, num_patches: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, num_patches: jax.Array, angles: jax.Array | None = None) -> jax.Array:
         """See `SiglipAttention`."""
-        x = x + self.self_attn(self.layer_norm1(x), num_patches)
+        x = x + self.self_attn(self.layer_norm1(x), num_patches, angles)
         return x + self.mlp(self.layer_norm2(x))
 
 
@@ -96,15 +99,17 @@ class SiglipEncoder(JaxModule):
         count = scope.config.get("num_hidden_layers", values["num_hidden_layers"])
         self.layers = [SiglipLayer(scope.layer(i), num_features, *settings) for i in range(count)]
 
-    def __call__(self, x: jax.Array, num_patches: jax.Array, num_layers: int | None = None) -> jax.Array:
-        """x [P, C], the first `num_patches` of which are seen -> [P, C], after so many layers; None is all."""
-        return self.states(x, num_patches, num_layers)[-1]
-
-    def states(self, x: jax.Array, num_patches: jax.Array, num_layers: int | None = None) -> list[jax.Array]:
-        """The same as it is before the first layer, and after each."""
+    def __call__(
+        self,
+        x: jax.Array,
+        num_patches: jax.Array,
+        num_layers: int | None = None,
+        angles: jax.Array | None = None,
+    ) -> list[jax.Array]:
+        """See `SiglipAttention`; x as it is before the first layer and after each of so many, None is all."""
         states = [x]
         for layer in self.layers[:num_layers]:
-            states.append(run_layer(layer, states[-1], num_patches))
+            states.append(run_layer(layer, states[-1], num_patches, angles))
         return states
 
 
@@ -137,6 +142,7 @@ class SiglipTower(JaxModule):
       model_types: That the config may have.
       defaults: Of config.json's values, by key.
       is_normed: Whether there is a norm after the layers.
+      make_embeddings: `SiglipEmbeddings`, or what takes its place.
 
     Raises:
       ConfigError: The config asks for something that is not supported.
@@ -149,6 +155,7 @@ class SiglipTower(JaxModule):
         defaults: Mapping[str, Any],
         *,
         is_normed: bool = True,
+        make_embeddings: Callable[[LayerScope, int, int, int], SiglipEmbeddings] = SiglipEmbeddings,
     ) -> None:
         config = scope.config
         config.expect("model_type", *model_types)
@@ -161,16 +168,16 @@ class SiglipTower(JaxModule):
         self.patch_size = one_side(config.get("patch_size", defaults["patch_size"]), config.source)
         self.hidden_size: int = config.get("hidden_size", defaults["hidden_size"])
         self.side = self.image_size // self.patch_size
-        self.embeddings = SiglipEmbeddings(scope / "embeddings", self.patch_size, self.side, self.hidden_size)
+        self.embeddings = make_embeddings(scope / "embeddings", self.patch_size, self.side, self.hidden_size)
         self.encoder = SiglipEncoder(scope / "encoder", self.hidden_size, defaults)
         epsilon = config.get("layer_norm_eps", 1e-6)
         self.post_layernorm = layer_norm(scope, self.hidden_size, epsilon=epsilon) if is_normed else None
 
     def __call__(self, patches: Patches) -> jax.Array:
         """The patches -> [P, C]."""
-        x = self.through_layers(patches)
+        x = self.states(patches)[-1]
         return x if self.post_layernorm is None else self.post_layernorm(x)
 
-    def through_layers(self, patches: Patches, num_layers: int | None = None) -> jax.Array:
-        """The patches -> [P, C], as this many layers leave them; None is all."""
+    def states(self, patches: Patches, num_layers: int | None = None) -> list[jax.Array]:
+        """The patches -> [P, C], as they are before the first layer and after each of so many; None is all."""
         return self.encoder(self.embeddings(patches), patches.num_patches, num_layers)

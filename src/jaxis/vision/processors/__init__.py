@@ -19,13 +19,14 @@ from jaxis.vision.processors.llava import LlavaProcessor
 from jaxis.vision.processors.llava_next import LlavaNextProcessor, LlavaOnevisionProcessor
 from jaxis.vision.processors.pixtral import PixtralProcessor
 from jaxis.vision.processors.processor import ImageProcessor
-from jaxis.vision.processors.qwen_vl import Exaone4_5Processor, QwenVLProcessor
+from jaxis.vision.processors.qwen_vl import Exaone4_5Processor, PaddleOcrProcessor, QwenVLProcessor
 from jaxis.vision.processors.settings import ProcessorSettings
 
 if TYPE_CHECKING:
     from jaxis.tokenizer import Tokenizer
 
 _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcessor]] = {
+    "PaddleOCRVL": PaddleOcrProcessor.read,
     "Pixtral": PixtralProcessor.read,
     "LightOnOcr": PixtralProcessor.read_lighton_ocr,
     "Idefics3": Idefics3Processor.read,

@@ -43,7 +43,7 @@ class KimiProcessor(ImageProcessor):
         Raises:
           ConfigError: A setting is missing or not supported.
         """
-        settings.check("media_proc_cfg", "auto_map", "max_patches", "merge_size", "patch_size")
+        settings.check("media_proc_cfg", "max_patches", "merge_size", "patch_size")
         published = settings.image("media_proc_cfg", {})
         if published.get("fixed_output_tokens") is not None:
             raise ConfigError(f"{settings.source}: the image processor has fixed_output_tokens, which is not supported")

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -28,10 +28,14 @@ class QwenVLProcessor(ImageProcessor):
     """Sides are multiples of a merged patch, and images have a number of pixels between two bounds.
 
     Attributes:
+      image_token: What stands for an image in a prompt.
+      default_pixels: The bounds where files have none.
       side: Pixels of a side of a merged patch.
       min_pixels, max_pixels: Of an image.
     """
 
+    image_token: ClassVar[str] = _IMAGE
+    default_pixels: ClassVar[tuple[int, int]] = 56 * 56, 28 * 28 * 1280
     side: int
     min_pixels: int
     max_pixels: int
@@ -45,13 +49,13 @@ class QwenVLProcessor(ImageProcessor):
         """
         settings.check("min_pixels", "max_pixels", "temporal_patch_size", "merge_size")
         side = settings.image("patch_size", 14) * settings.image("merge_size", 2)
-        least = settings.image("min_pixels", None) or settings.size("size", "shortest_edge", 56 * 56)
-        most = settings.image("max_pixels", None) or settings.size("size", "longest_edge", 28 * 28 * 1280)
+        least = settings.image("min_pixels", None) or settings.size("size", "shortest_edge", cls.default_pixels[0])
+        most = settings.image("max_pixels", None) or settings.size("size", "longest_edge", cls.default_pixels[1])
         return cls(
             pixel_scale=settings.scale(CLIP_SCALE),
             resample=settings.image("resample", 3),
-            placeholder=_IMAGE,
-            placeholder_id=settings.token_id(_IMAGE, tokenizer),
+            placeholder=cls.image_token,
+            placeholder_id=settings.token_id(cls.image_token, tokenizer),
             side=side,
             min_pixels=least,
             max_pixels=most,
@@ -89,6 +93,22 @@ class Exaone4_5Processor(QwenVLProcessor):
     def grid(self, width: int, height: int) -> None:
         """See `ImageProcessor`."""
         del width, height
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddleOcrProcessor(QwenVLProcessor):
+    """Those of PaddleOCR-VL: images that have no side of a merged patch are enlarged to one first."""
+
+    image_token = "<|IMAGE_PLACEHOLDER|>"
+    default_pixels = 384 * 384, 1536 * 1536
+
+    def target_size(self, width: int, height: int) -> tuple[int, int]:
+        """See `QwenVLProcessor`."""
+        if height < self.side:
+            width, height = round(width * self.side / height), self.side
+        if width < self.side:
+            width, height = self.side, round(height * self.side / width)
+        return super().target_size(width, height)
 
 
 @dataclass(frozen=True, kw_only=True)

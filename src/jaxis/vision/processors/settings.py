@@ -29,7 +29,15 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 # Those that name the processor, or say how batches of images are made.
 _NEUTRAL = frozenset(
     {
-        *("processor_class", "image_processor_type", "do_pad", "data_format", "input_data_format", "device"),
+        *(
+            "processor_class",
+            "image_processor_type",
+            "auto_map",
+            "do_pad",
+            "data_format",
+            "input_data_format",
+            "device",
+        ),
         *("return_tensors", "disable_grouping", "default_to_square", "pad_size", "image_seq_length"),
     }
 )
