@@ -933,6 +933,13 @@ FAMILIES = (
     Family("LFM2-VL", "Lfm2VlConfig", _LFM2_VL, other_parts=_SEES),
     Family("LLaVA", "LlavaConfig", {"model_type": "llama"}, other_parts=_SEES),
     Family("LLaVA-NeXT", "LlavaNextConfig", {"model_type": "mistral"}, other_parts=_SEES),
+    Family(
+        "Granite Vision",
+        "LlavaNextConfig",
+        # The reference does not scale the logits of models that see.
+        {"model_type": "granite", "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2},
+        other_parts=_SEES,
+    ),
     Family("LLaVA-NeXT-Video", "LlavaNextVideoConfig", {"model_type": "llama"}, other_parts=_SEES),
     Family("LLaVA-OneVision", "LlavaOnevisionConfig", {"model_type": "qwen2"}, other_parts=_SEES),
     Family("ViP-LLaVA", "VipLlavaConfig", {"model_type": "llama"}, other_parts=_SEES),
@@ -992,8 +999,16 @@ SLOW_NAMES = {
     ),
     *("CodeGen", "InternLM 2", "MPT", "Falcon RW", "StableLM 12B"),
     *("GPT-J", "FlexOLMo", "GPT-Neo", "Qwen2-VL", "GLM-4.1V", "GLM-OCR", "GLM-4.5V", "LFM2-VL", "LLaVA"),
-    *("LLaVA-NeXT-Video", "LLaVA-OneVision", "ViP-LLaVA", "Voxtral", "Qwen2-Audio", "Llama 3.2 Vision"),
-    *("InternVL", "Idefics3", "Aya Vision", "Command A Vision", "EXAONE 4.5", "LightOnOCR"),
+    *(
+        "Granite Vision",
+        "LLaVA-NeXT-Video",
+        "LLaVA-OneVision",
+        "ViP-LLaVA",
+        "Voxtral",
+        "Qwen2-Audio",
+        "Llama 3.2 Vision",
+    ),
+    *("InternVL", "Idefics3", "Aya Vision", "Command A Vision", "EXAONE 4.5", "LightOnOCR", "Granite Vision"),
 }
 # One of each kind of cache, state, position and step: of these, all paths are compared every time. Norms, routers and
 # residuals are the same in every path, so the two paths that are compared of all families show them.

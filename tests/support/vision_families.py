@@ -409,6 +409,7 @@ _PADDLEOCR_VL = dataclasses.replace(
     views=_views_in_rows,
     types=("mm_token_type_ids", "<|IMAGE_PLACEHOLDER|>"),
     publish=_publish_paddleocr,
+    slow=True,
 )
 _EXAONE_4_5 = dataclasses.replace(
     _QWEN2_5_VL,
@@ -791,10 +792,10 @@ def _views_of_llava_next(inputs: Inputs, index: int) -> np.ndarray:
     return inputs["pixel_values"][index][:count]
 
 
-def _replace_llava_next(inputs: Inputs, index: int) -> str:
+def _replace_llava_next(tokens: Mapping[str, Any]) -> Callable[[Inputs, int], str]:
     processor = object.__new__(LlavaNextProcessor)
-    vars(processor).update(_LLAVA_NEXT_TOKENS, image_processor=SimpleNamespace(image_grid_pinpoints=_CANVASES))
-    return processor.replace_image_token(inputs, index)
+    vars(processor).update(tokens, image_processor=SimpleNamespace(image_grid_pinpoints=_CANVASES))
+    return processor.replace_image_token
 
 
 _LLAVA_NEXT = dataclasses.replace(
@@ -811,7 +812,7 @@ _LLAVA_NEXT = dataclasses.replace(
         size={"shortest_edge": TILE}, crop_size={"height": TILE, "width": TILE}, image_grid_pinpoints=_CANVASES
     ),
     processor_files={"processor_class": "LlavaNextProcessor", **_LLAVA_NEXT_TOKENS},
-    replace=_replace_llava_next,
+    replace=_replace_llava_next(_LLAVA_NEXT_TOKENS),
     views=_views_of_llava_next,
 )
 _LLAVA_NEXT_VIDEO = dataclasses.replace(
@@ -827,6 +828,32 @@ _LLAVA_NEXT_VIDEO = dataclasses.replace(
     ),
     processor_files={"processor_class": "LlavaNextVideoProcessor", **_LLAVA_NEXT_TOKENS},
     special=("<image>", "<video>"),
+    slow=True,
+)
+_GRANITE_TOKENS = _LLAVA_NEXT_TOKENS | {"num_additional_image_tokens": 0, "vision_feature_select_strategy": "full"}
+_GRANITE_VISION = dataclasses.replace(
+    _LLAVA_NEXT,
+    name="Granite Vision",
+    config=lambda token_id: transformers.LlavaNextConfig(
+        # The reference does not scale the logits of models that see.
+        text_config=TEXT
+        | {"model_type": "granite", "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
+        | {"attention_multiplier": 0.2, "logits_scaling": 1.0, "tie_word_embeddings": True},
+        vision_config=_SQUARES
+        | {"model_type": "siglip_vision_model", "num_hidden_layers": 3, "patch_size": 8, "vision_use_head": False},
+        image_token_index=token_id("<image>"),
+        vision_feature_layer=[-4, 2, -1],
+        vision_feature_select_strategy="full",
+        image_grid_pinpoints=_CANVASES,
+        tie_word_embeddings=True,
+    ),
+    image_processor=LlavaNextImageProcessorPil(
+        size={"height": TILE, "width": TILE},
+        crop_size={"height": TILE, "width": TILE},
+        image_grid_pinpoints=_CANVASES,
+    ),
+    processor_files={"processor_class": "LlavaNextProcessor", **_GRANITE_TOKENS},
+    replace=_replace_llava_next(_GRANITE_TOKENS),
     slow=True,
 )
 # Not a whole number of patches, as in the published models.
@@ -1152,5 +1179,5 @@ FAMILIES = (
     *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE),
     *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
     *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _KIMI, _VIP_LLAVA, _AYA, _COMMAND_A, _EXAONE_4_5),
-    *(_LLAVA_NEXT_VIDEO, _PADDLEOCR_VL),
+    *(_LLAVA_NEXT_VIDEO, _PADDLEOCR_VL, _GRANITE_VISION),
 )

@@ -3,20 +3,10 @@ windows, attention sinks and ropes of the layers' own."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxis.config.layer_types import SLIDING_ATTENTION
-from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
-from jaxis.models.common.granite import GraniteBaseDecoderLayer, GraniteCausalLM, granite_window_arguments
-
-
-class GraniteDecoderLayer(GraniteBaseDecoderLayer):
-    """The layer; `attention` are further arguments of `GroupedQueryAttention`."""
-
-    def __init__(self, scope: LayerScope, **attention: Any) -> None:
-        super().__init__(scope, GatedMLP(scope / "mlp", use_bias=scope.config.get("mlp_bias", False)), **attention)
+from jaxis.models.common.granite import GraniteCausalLM, GraniteDecoderLayer, granite_window_arguments
 
 
 class GraniteSWADecoderLayer(GraniteDecoderLayer):

@@ -1,13 +1,15 @@
-"""Models that see through a projection into a Llama, a Mistral or a Qwen2: InternVL, SmolVLM, LLaVA, ..."""
+"""Models that see through a projection into a Llama, a Mistral, a Qwen2 or a Granite: InternVL, SmolVLM, LLaVA, ..."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
 from jaxis.models.common.family import Family
+from jaxis.models.common.granite import GraniteCausalLM, GraniteDecoderLayer
 from jaxis.models.common.idefics3_vision import Idefics3Vision
 from jaxis.models.common.internvit import InternVLVision
 from jaxis.models.common.llama import LlamaDecoderLayer
@@ -17,7 +19,12 @@ from jaxis.models.common.qwen import Qwen2DecoderLayer
 from jaxis.models.common.text_part import TextPart
 from jaxis.models.common.vision_tower import VisionTower
 
-_LAYERS = {"llama": LlamaDecoderLayer, "mistral": MistralDecoderLayer, "qwen2": Qwen2DecoderLayer}
+_LAYERS: Mapping[str, Callable[[LayerScope], PreNormDecoderLayer]] = {
+    "llama": LlamaDecoderLayer,
+    "mistral": MistralDecoderLayer,
+    "qwen2": Qwen2DecoderLayer,
+    "granite": GraniteDecoderLayer,
+}
 _SEES = ("vision_config", "projector_hidden_act", "vision_feature_select_strategy", "vision_feature_layer")
 
 
@@ -34,9 +41,14 @@ class LlavaForConditionalGeneration(TextPart, CausalLM):
     other_parts = ("vision_tower", "multi_modal_projector")
     other_keys = (*_SEES, "image_token_index", "image_seq_length", "multimodal_projector_bias")
 
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        is_granite = scope.config.get("model_type") == "granite"
+        return GraniteCausalLM.options(scope) if is_granite else super().options(scope)
+
 
 class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
-    """LLaVA-NeXT (1.6): the text, and what encodes images for it."""
+    """LLaVA-NeXT (1.6) and Granite Vision: the text, and what encodes images for it."""
 
     tower = LlavaNextVision
     other_parts = ("vision_tower", "multi_modal_projector", "image_newline")
@@ -107,7 +119,7 @@ class SmolVLMForConditionalGeneration(Idefics3ForConditionalGeneration):
 
 FAMILY = Family(
     "InternVL 2.5 and 3, Idefics3, SmolVLM, LLaVA 1.5, LLaVA-NeXT, LLaVA-NeXT-Video, LLaVA-OneVision, "
-    "ViP-LLaVA, Pixtral 12B; Voxtral, Qwen2-Audio (text)",
+    "ViP-LLaVA, Granite Vision 3, Pixtral 12B; Voxtral, Qwen2-Audio (text)",
     (
         LlavaForConditionalGeneration,
         LlavaNextForConditionalGeneration,
@@ -120,5 +132,6 @@ FAMILY = Family(
         Idefics3ForConditionalGeneration,
         SmolVLMForConditionalGeneration,
     ),
-    "the text is a Llama, a Mistral or a Qwen2; SigLIP's tower (Idefics3, SmolVLM), InternViT, CLIP's and Pixtral's",
+    "the text is a Llama, a Mistral, a Qwen2 or a Granite; SigLIP's tower (Idefics3, SmolVLM), InternViT, CLIP's and "
+    "Pixtral's",
 )

@@ -15,7 +15,7 @@ from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.mlp import FeedForward
+from jaxis.layers.mlp import FeedForward, GatedMLP
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
@@ -38,6 +38,13 @@ class GraniteBaseDecoderLayer(PreNormDecoderLayer):
             mlp=mlp,
             residual_multiplier=scope.config.get("residual_multiplier", 1.0),
         )
+
+
+class GraniteDecoderLayer(GraniteBaseDecoderLayer):
+    """A dense one; `attention` are further arguments of `GroupedQueryAttention`."""
+
+    def __init__(self, scope: LayerScope, **attention: Any) -> None:
+        super().__init__(scope, GatedMLP(scope / "mlp", use_bias=scope.config.get("mlp_bias", False)), **attention)
 
 
 def granite_attention(scope: LayerScope, **arguments: Any) -> GroupedQueryAttention:

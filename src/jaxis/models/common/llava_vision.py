@@ -1,10 +1,12 @@
 """What encodes images for LLaVA 1.5 (arXiv:2310.03744) and its kin: CLIP's, SigLIP's or Pixtral's transformer, cut off
-before its last layers, and a projector; ViP-LLaVA's (arXiv:2312.00784) takes what several layers make.
+before its last layers, and a projector, which takes what several layers make in ViP-LLaVA (arXiv:2312.00784) and in
+Granite Vision (arXiv:2502.09927).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -99,7 +101,7 @@ class ClipTower(JaxModule):
 
 
 class LlavaVision(VisionTower):
-    """The vision tower of LLaVA 1.5 and Pixtral, with its projector.
+    """The vision tower of LLaVA 1.5 and Pixtral, with its projector, which may take what several layers make.
 
     Args:
       vllm_config: Its config is what `config_keys` name.
@@ -111,11 +113,14 @@ class LlavaVision(VisionTower):
 
     config_keys = (
         *("vision_config", "projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy"),
-        *("multimodal_projector_bias", "text_config.hidden_size"),
+        *("vision_feature_layers", "multimodal_projector_bias", "text_config.hidden_size"),
     )
     prefixes = ("vision_tower.", "multi_modal_projector.")
     unused = ("vision_tower.post_layernorm.", "vision_tower.head.", "vision_tower.embeddings.position_ids")
     names = CheckpointNames((("vision_tower.vision_model", "vision_tower"),))
+    # After which layers the projector takes what there is, where config.json does not say it.
+    default_layers: ClassVar[Sequence[int]] = (-2,)
+    is_normed: ClassVar[bool] = False
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
         scope = LayerScope(vllm_config, rng)
@@ -125,33 +130,38 @@ class LlavaVision(VisionTower):
         if kind == "clip_vision_model":
             config.expect("vision_feature_select_strategy", "default")
             self.vision_tower = ClipTower(of_tower)
-            num_layers = len(self.vision_tower.encoder.layers)
         elif kind == "siglip_vision_model":
             # Without a class token, "default" would drop a patch.
             config.expect("vision_feature_select_strategy", "full")
             self.vision_tower = SiglipTower(of_tower, (kind,), _SIGLIP_DEFAULTS, is_normed=False)
-            num_layers = len(self.vision_tower.encoder.layers)
         else:
             config.expect("vision_feature_select_strategy", "full")
             config.expect("vision_feature_layer", -1)
             self.vision_tower = PixtralTower(of_tower)
-            num_layers = 0
-        self.num_layers = _num_layers(config, num_layers)
-        self.patch_size, self.merge_size = self.vision_tower.patch_size, 1
-        use_bias = config.get("multimodal_projector_bias", True)
+        tower = self.vision_tower
+        most = 0 if isinstance(tower, PixtralTower) else len(tower.encoder.layers)
+        key = "vision_feature_layers" if "vision_feature_layers" in config else "vision_feature_layer"
+        chosen = config.get(key, self.default_layers)
+        self.after_layers = [_layer(config, each, most) for each in ([chosen] if isinstance(chosen, int) else chosen)]
+        self.patch_size, self.merge_size = tower.patch_size, 1
         self.multi_modal_projector = VisionProjector(
-            scope / "multi_modal_projector", self.vision_tower.hidden_size, use_bias=use_bias
+            scope / "multi_modal_projector",
+            tower.hidden_size * len(self.after_layers),
+            use_bias=config.get("multimodal_projector_bias", True),
+            make_norm=layer_norm if self.is_normed else None,
         )
 
     def __call__(self, patches: Patches) -> jax.Array:
         """See `VisionTower`."""
         tower = self.vision_tower
-        x = tower(patches) if isinstance(tower, PixtralTower) else tower.states(patches, self.num_layers)[-1]
-        return self.multi_modal_projector(x)
+        if isinstance(tower, PixtralTower):
+            return self.multi_modal_projector(tower(patches))
+        states = tower.states(patches, max(self.after_layers))
+        return self.multi_modal_projector(jnp.concatenate([states[i] for i in self.after_layers], axis=-1))
 
 
 class LlavaNextVision(LlavaVision):
-    """That of LLaVA-NeXT and LLaVA-OneVision: LLaVA 1.5's, and an embedding for the end of a line.
+    """That of LLaVA-NeXT, Granite Vision and LLaVA-OneVision: LLaVA 1.5's, and an embedding for the end of a line.
 
     Args:
       vllm_config: Its config is what `config_keys` name.
@@ -177,52 +187,21 @@ class LlavaNextVision(LlavaVision):
         return jnp.concatenate([x, self.image_newline[...].astype(x.dtype)[None]])
 
 
-class VipLlavaVision(VisionTower):
-    """The vision tower of ViP-LLaVA, with its projector.
+class VipLlavaVision(LlavaVision):
+    """That of ViP-LLaVA, whose projector has a norm."""
 
-    Args:
-      vllm_config: Its config is what `config_keys` name.
-      rng: For the initial weights.
-
-    Raises:
-      ConfigError: config.json asks for something that is not supported.
-    """
-
-    config_keys = (
-        *("vision_config", "projector_hidden_act", "projector_layernorm_eps", "text_config.hidden_size"),
-        *("vision_feature_layer", "vision_feature_layers"),
-    )
-    prefixes = LlavaVision.prefixes
-    unused = LlavaVision.unused
+    config_keys = (*LlavaVision.config_keys, "projector_layernorm_eps")
     names = CheckpointNames((*LlavaVision.names.renames, ("projector_layernorm", "pre_norm")))
+    default_layers = (-2, -5, -8, -11, 6)
+    is_normed = True
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
-        config = scope.config
-        config.expect("projector_layernorm_eps", 1e-5)
-        self.vision_tower = ClipTower(vision_scope(scope / "vision_tower"))
-        key = "vision_feature_layers" if "vision_feature_layers" in config else "vision_feature_layer"
-        chosen = config.get(key, [-2, -5, -8, -11, 6])
-        most = len(self.vision_tower.encoder.layers)
-        self.after_layers = [_layer(config, each, most) for each in (chosen if isinstance(chosen, list) else [chosen])]
-        self.patch_size, self.merge_size = self.vision_tower.patch_size, 1
-        num_features = self.vision_tower.hidden_size * len(self.after_layers)
-        self.multi_modal_projector = VisionProjector(
-            scope / "multi_modal_projector", num_features, make_norm=layer_norm
-        )
-
-    def __call__(self, patches: Patches) -> jax.Array:
-        """See `VisionTower`."""
-        states = self.vision_tower.states(patches, max(self.after_layers))
-        return self.multi_modal_projector(jnp.concatenate([states[i] for i in self.after_layers], axis=-1))
-
-
-def _num_layers(config: HFConfig, most: int) -> int:
-    """How many of a tower's layers `vision_feature_layer` says to run: -1 is all, -2 all but the last."""
-    return _layer(config, config.get("vision_feature_layer", -2), most)
+        super().__init__(vllm_config, rng)
+        LayerScope(vllm_config, rng).config.expect("projector_layernorm_eps", 1e-5)
 
 
 def _layer(config: HFConfig, layer: object, most: int) -> int:
+    """How many of a tower's layers an entry of `vision_feature_layer` is after: -1 is all, -2 all but the last."""
     if not isinstance(layer, int) or not -most - 1 <= layer <= most:
         raise ConfigError(
             f"{config.source} has vision_feature_layer={layer!r}; expected one of the tower's {most} layers"

@@ -50,13 +50,14 @@ class LlavaNextProcessor(ImageProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> LlavaNextProcessor:
-        """Reads the settings of LLaVA-NeXT.
+        """Reads the settings of LLaVA-NeXT and Granite Vision.
 
         Raises:
           ConfigError: A setting is missing or not supported.
         """
         settings.check("do_center_crop", "crop_size", "image_grid_pinpoints")
-        size = settings.size("size", "shortest_edge", 224)
+        is_square = "height" in settings.image("size", {})
+        size = settings.square(224) if is_square else settings.size("size", "shortest_edge", 224)
         crop = settings.image("crop_size", None)
         if crop not in (None, size, {"height": size, "width": size}):
             raise ConfigError(f"{settings.source} cuts {crop!r} out of squares of {size} pixels; expected that size")
