@@ -155,9 +155,7 @@ def test_an_engine_that_is_killed_is_started_again_once_and_then_the_command_fai
 
 
 def kill_engine(process):
-    [engine] = [
-        child for child in psutil.Process(process.pid).children() if "engine_worker" in " ".join(child.cmdline())
-    ]
+    [engine] = [child for child in psutil.Process(process.pid).children() if "worker_main" in " ".join(child.cmdline())]
     engine.kill()
 
 

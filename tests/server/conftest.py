@@ -16,7 +16,8 @@ from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.engine.setup import build_engine
 from jaxis.host.progress import ProgressDisplay
 from jaxis.server.config import ServerConfig
-from jaxis.server.run import listen, make_server
+from jaxis.server.listener import listen
+from jaxis.server.run import make_server
 from tests.support.chromium import EXECUTABLE, Chromium
 from tests.support.local_engine import LocalEngine
 

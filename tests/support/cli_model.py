@@ -7,7 +7,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-JAXIS = [sys.executable, "-c", "from jaxis.cli.main import script; script()"]
+JAXIS = [sys.executable, "-c", "from jaxis.cli.script import script; script()"]
 
 SPECIAL_TOKENS = ["<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (

@@ -11,7 +11,8 @@ import httpx
 
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.server.config import ServerConfig
-from jaxis.server.run import listen, make_models_server
+from jaxis.server.listener import listen
+from jaxis.server.run import make_models_server
 from jaxis.server.several.pool import ModelPool
 from jaxis.server.several.settings import ModelSettings, PoolLimits
 from tests.support.fake_engine import fake_built_engine

@@ -10,8 +10,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from jaxis.server.listener import listen
 from jaxis.server.routes.operations import add_chat_page
-from jaxis.server.run import listen
 
 
 class ScriptedApi:

@@ -15,7 +15,8 @@ from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.server.app import create_app
 from jaxis.server.config import ServerConfig
-from jaxis.server.run import listen, make_server
+from jaxis.server.listener import listen
+from jaxis.server.run import make_server
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.config import TokenizerConfig
 

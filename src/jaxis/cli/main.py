@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import io
-import os
 import sys
 from typing import Annotated
 
@@ -109,26 +107,3 @@ def main() -> None:
             # A character that the terminal cannot show becomes a question mark, and the answer continues.
             stream.reconfigure(errors="replace")
     app(prog_name="jaxis")
-
-
-def script() -> None:
-    """Entry point of the `jaxis` script: `main`, and then the process is gone.
-
-    Taking the interpreter, JAX's modules and the weights apart takes a tenth of a short command's time, for nothing.
-    """
-    exit_code = 1  # of an exception that the interpreter shows
-
-    def leave() -> None:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        except OSError:
-            return  # the interpreter says what is wrong with them
-        os._exit(exit_code)
-
-    atexit.register(leave)  # before all others: it runs after them, when the threads have ended
-    try:
-        main()
-    except SystemExit as stop:
-        exit_code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import importlib
 import json
 import logging
 import secrets
@@ -145,7 +146,7 @@ def _serve_one(
     if (folder := given.get("kv_offloading_dir")) is not None:
         config = dataclasses.replace(config, response_folder=Path(folder))
     EngineArgs(**engine_arguments)
-    from jaxis.server.run import allow_many_connections, listen
+    from jaxis.server.listener import allow_many_connections, listen
 
     allow_many_connections()
     with listen(server.host, server.port) as listener:
@@ -183,8 +184,9 @@ def _serve_several(
     with exit_on_interrupt():
         from jaxis.engine.frontend.engine_process import LogSettings
         from jaxis.host.logs import set_up_logs
+        from jaxis.server.listener import allow_many_connections, listen
         from jaxis.server.one_model import behind_loop
-        from jaxis.server.run import allow_many_connections, listen, make_models_server
+        from jaxis.server.run import make_models_server
         from jaxis.server.several.pool import ModelPool
 
         log = LogSettings(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
@@ -238,11 +240,14 @@ def _serve(
     with exit_on_interrupt():
         from jaxis.engine.frontend.engine_process import LogSettings
         from jaxis.host.logs import set_up_logs
-        from jaxis.server.one_model import behind_loop
-        from jaxis.server.run import make_server
 
         log = LogSettings(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
-        process = _start_process(engine_arguments, runner, stall_seconds=config.stall_seconds, log=log)
+        process = _start_process(
+            engine_arguments, runner, stall_seconds=config.stall_seconds, log=log, meanwhile=_import_server
+        )
+    from jaxis.server.one_model import behind_loop
+    from jaxis.server.run import make_server
+
     set_up_logs(as_json=log.as_json, level=log.level)
     engine = behind_loop(process, config)
     if "completion" not in engine.info.capabilities:
@@ -278,6 +283,12 @@ def _run(server: DrainingServer, config: ServerConfig, listener: socket.socket) 
     if server.failure is not None:
         raise server.failure
     note("stopped")
+
+
+def _import_server() -> None:
+    """Imports the server, which takes as long as JAX, while the engine's process imports that."""
+    importlib.import_module("jaxis.server.run")
+    gc.freeze()  # the modules stay: no collection need look at them
 
 
 def _start_process(arguments: Mapping[str, Any], runner: Runner, **settings: Any) -> EngineProcess | PoolingProcess:
@@ -356,7 +367,7 @@ def _url(host: str, port: int, *, tls: bool) -> str:
 
 def _address_lines(url: str, config: ServerConfig, host: str) -> list[str]:
     """Where the server is, and who can use it."""
-    from jaxis.server.http.hosts import is_loopback
+    from jaxis.server.listener import is_loopback
 
     lines = [f"url:    {url}/v1" + ("  (API key needed)" if config.needs_key else "")]
     if config.webui:
@@ -393,7 +404,7 @@ def _curl(url: str, path: str, body: Mapping[str, Any], config: ServerConfig) ->
 def _server_config(model: str | None, server: ServerOptions, limits: LimitOptions) -> ServerConfig:
     from jaxis.parsing.model_parsers import check_parser_names
     from jaxis.server.config import ServerConfig, default_served_name
-    from jaxis.server.http.hosts import is_loopback
+    from jaxis.server.listener import is_loopback
 
     check_parser_names(server.tool_call_parser, server.reasoning_parser)
     api_keys = server.api_keys()

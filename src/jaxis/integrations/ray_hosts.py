@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import EngineError
 from jaxis.integrations.ray_replicas import use_reserved_cpus
-from jaxis.server.run import listen
+from jaxis.server.listener import listen
 
 # What Ray calls resources that actors ask for by an option; all others are in `resources`.
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}

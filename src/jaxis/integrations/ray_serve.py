@@ -26,7 +26,7 @@ from jaxis.integrations.ray_hosts import ReplicaHosts
 from jaxis.integrations.ray_replicas import use_reserved_cpus
 from jaxis.server.app import create_app
 from jaxis.server.config import ServerConfig
-from jaxis.server.run import allow_many_connections
+from jaxis.server.listener import allow_many_connections
 
 
 class JaxisServer:

@@ -7,7 +7,6 @@ import functools
 import json
 import math
 import re
-import resource
 import socket
 import time
 from typing import Any, cast
@@ -17,7 +16,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from jaxis.engine.frontend.async_engine import AsyncEngine
-from jaxis.errors import ConfigError, EngineError
+from jaxis.errors import EngineError
 from jaxis.server.app import create_models_app
 from jaxis.server.config import ServerConfig
 from jaxis.server.context import ServedModels
@@ -144,7 +143,6 @@ def _host_of(url: bytes) -> str:
     return re.split(rb"[/?#]", url.partition(b"://")[2], maxsplit=1)[0].decode("latin-1")
 
 
-MAX_OPEN_FILES = 65536
 _CUT_OFF_SECONDS = 5.0  # for the answers that report why a request was cut off
 
 
@@ -217,32 +215,3 @@ def make_models_server(
         ssl_keyfile=ssl_keyfile,
     )
     return DrainingServer(settings, app, models, config.drain_seconds)
-
-
-def allow_many_connections() -> None:
-    """Raises this process's limit on open files as far as permitted: it is often 1,024, and connections count."""
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(most, MAX_OPEN_FILES)
-    if limit != resource.RLIM_INFINITY and limit < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one.
-
-    Raises:
-      ConfigError: The address is in use, or is not an address of this machine.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}: {error}") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
-    return listener

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxis import LLM, SamplingParams, StructuredOutputs
-from jaxis.engine.frontend import engine_process, engine_worker, wire
+from jaxis.engine.frontend import engine_process, wire, worker_main, worker_start
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.engine.frontend.engine_change import UpdateWeights
 from jaxis.engine.frontend.engine_client import EngineClient, EngineOutputs, Submission, TokenDelta
@@ -277,24 +277,42 @@ def test_it_ends_with_the_process_that_started_it():
 @pytest.mark.slow
 def test_it_ends_with_the_process_that_started_it_while_it_loads():
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "jaxis.engine.frontend.engine_worker", str(theirs.fileno())]
+    command = [sys.executable, "-m", "jaxis.engine.frontend.worker_main", str(theirs.fileno())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()]) as worker:  # waits for settings
         theirs.close()
         ours.close()
         assert worker.wait(60) == 1
 
 
+def test_the_process_that_was_started_ahead_is_taken_once_and_only_while_it_runs():
+    workers = []
+    try:
+        for _ in range(2):
+            worker_start.start_ahead()
+        [lost, ahead] = [worker.process for worker in worker_start._ahead]
+        lost.kill()
+        lost.wait()
+        workers = [worker_start.take_worker(), worker_start.take_worker()]
+        assert workers[0].process is ahead
+        assert workers[1].process not in (ahead, lost)
+        assert [worker.process.poll() for worker in workers] == [None, None]
+    finally:
+        for worker in workers:
+            worker.connection.close()  # which ends it: it has read no settings
+    assert [worker.process.wait(60) for worker in workers] == [1, 1]
+
+
 @pytest.mark.parametrize("is_served", [False, True])
 def test_a_closed_connection_ends_it_at_once_only_before_it_is_served(monkeypatch, is_served):
     """While a connection is served, the serving thread ends the process: with several hosts, these end first."""
     codes, served = [], threading.Event()
-    monkeypatch.setattr(engine_worker.os, "_exit", codes.append)
+    monkeypatch.setattr(worker_main.os, "_exit", codes.append)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         if is_served:
             served.set()
         theirs.close()
-        engine_worker.end_with(ours, served)
+        worker_main.end_with(ours, served)
     assert codes == ([] if is_served else [1])
 
 

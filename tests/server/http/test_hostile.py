@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 
 from jaxis.server.http.body import MAX_NESTING, parse_json
-from jaxis.server.run import allow_many_connections
+from jaxis.server.listener import allow_many_connections
 from jaxis.tokenizer import Tokenizer
 from tests.support.waiting import wait_until
 

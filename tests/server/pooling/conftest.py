@@ -12,7 +12,8 @@ import pytest
 from jaxis import LLM
 from jaxis.pooling.frontend.async_pooling import AsyncPoolingEngine
 from jaxis.server.config import ServerConfig
-from jaxis.server.run import listen, make_server
+from jaxis.server.listener import listen
+from jaxis.server.run import make_server
 from tests.support.encoder_checkpoints import save_model, save_pooling
 from tests.support.local_pooling import LocalPooling
 

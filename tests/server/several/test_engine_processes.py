@@ -39,7 +39,7 @@ def server(tmp_path):
 
 def engines(process):
     """The engine processes of a server."""
-    return [child for child in process.children() if "engine_worker" in " ".join(child.cmdline())]
+    return [child for child in process.children() if "worker_main" in " ".join(child.cmdline())]
 
 
 def ask(http, model, **more):

@@ -15,7 +15,6 @@ import os
 import queue
 import socket
 import subprocess
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -36,6 +35,7 @@ from jaxis.engine.frontend.engine_client import (
     EngineStats,
     Submission,
 )
+from jaxis.engine.frontend.worker_start import take_worker
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.errors import EngineError, JaxisError
@@ -50,37 +50,25 @@ if TYPE_CHECKING:
 
 
 RECEIVE_BYTES = 1 << 16  # a larger buffer is mapped anew by every call
-SOCKET_BUFFER_BYTES = 4 << 20
 _EXIT_SECONDS = 1.0  # from the end of the connection to that of the process
 
 
 class EngineChild:
-    """Starts a process that builds an engine and serves it; see `engine_worker`.
+    """Has a process build an engine and serve it; see `worker_main`.
 
     Attributes:
       connection: To the process.
       reports: Splits what the process sends.
 
     Args:
-      module: What the process runs.
       reports: Decodes what it sends.
       settings: The line that it reads.
       waits: Whether it waits for `admit` before it reads its weights.
     """
 
-    def __init__(
-        self, module: str, reports: msgspec.msgpack.Decoder[Any], settings: bytes, *, waits: bool = False
-    ) -> None:
-        self.connection, theirs = socket.socketpair()
+    def __init__(self, reports: msgspec.msgpack.Decoder[Any], settings: bytes, *, waits: bool = False) -> None:
+        self._process, self.connection = take_worker()
         self.reports = MessageReader(reports)
-        for end in (self.connection, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
-                stdin=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-            )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the process has ended, which `wait_until_ready` reports
             self._process.stdin.write(settings + b"\n")
@@ -170,7 +158,7 @@ class WorkerProcess(ABC):
 
     Attributes:
       info, tokenizer: The engine's.
-      module: What the process runs; see `serve_parent`.
+      module: Builds the engine in the process: it has a function `build`, a `BuildWorker`.
       reports: Decodes what it sends: an `EngineReady`, `EngineFailed`s, `Heartbeat`s and what else its kind has.
 
     Args:
@@ -181,6 +169,7 @@ class WorkerProcess(ABC):
       shared: The host's memory where other engines share it; None is all that is free.
       admit: With `shared`: called with the bytes of memory that the engine will take, before it reads its weights; may
         wait for room, and may raise. An engine that is started again takes what it had.
+      meanwhile: Called while the process builds the engine.
 
     Raises:
       JaxisError: What building the engine raised.
@@ -199,8 +188,10 @@ class WorkerProcess(ABC):
         max_restarts: int | None = None,
         shared: MemoryBudget | None = None,
         admit: Callable[[int], None] = lambda _: None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         settings = {
+            "worker": self.module,
             "engine": {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in arguments.items()},
             "stall_seconds": stall_seconds,
             "log": log and dataclasses.asdict(log),
@@ -211,6 +202,7 @@ class WorkerProcess(ABC):
         self._settings = json.dumps(settings).encode()
         self._child = self._start_child()
         try:
+            meanwhile()
             self.info = self._child.wait_until_ready(admit)
             self.tokenizer = read_tokenizer(Path(self.info.model_folder), arguments.get("chat_template"))
         except BaseException:
@@ -274,7 +266,7 @@ class WorkerProcess(ABC):
         return self._heartbeat.is_making_progress
 
     def _start_child(self) -> EngineChild:
-        return EngineChild(self.module, self.reports, self._settings, waits=self._waits)
+        return EngineChild(self.reports, self._settings, waits=self._waits)
 
     def _listen(self) -> None:
         self._child.connection.setblocking(False)

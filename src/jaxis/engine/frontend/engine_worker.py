@@ -1,34 +1,22 @@
-"""The engine's process: builds an engine, steps it in a thread, and carries out the server's commands.
-
-`EngineProcess` starts it as `python -m jaxis.engine.frontend.engine_worker SOCKET`. The process ends when the server
-closes its end of the socket.
-"""
+"""Passes messages between the server's process and the thread of an engine that generates."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
-import json
-import logging
 import os
-import signal
 import socket
-import sys
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
-
-import msgspec
-import psutil
+from typing import TYPE_CHECKING
 
 from jaxis.engine.frontend import wire
 from jaxis.engine.frontend.engine_change import UpdateWeights
 from jaxis.engine.frontend.engine_client import EngineInfo, EngineOutputs
 from jaxis.engine.frontend.engine_thread import EngineThread
-from jaxis.errors import EngineError, JaxisError
-from jaxis.host.channel import MessageReader, to_frame
+from jaxis.engine.frontend.worker import STOP_SECONDS, Worker
+from jaxis.engine.setup import build_engine
+from jaxis.errors import EngineError
 from jaxis.host.threads import run_in_daemon
 
 if TYPE_CHECKING:
@@ -37,73 +25,6 @@ if TYPE_CHECKING:
     from jaxis.engine.memory_budget import MemoryBudget
     from jaxis.engine.setup import BuiltEngine
     from jaxis.host.progress import ProgressDisplay
-
-RECEIVE_BYTES = 1 << 20
-HEARTBEAT_SECONDS = 0.5
-STOP_SECONDS = 10.0
-_logger = logging.getLogger(__name__)
-
-
-class Worker(ABC):
-    """Passes messages between a socket and the thread of an engine of any kind.
-
-    Args:
-      connection: To the server's process.
-      commands: Decodes what that sends.
-      stall_seconds: How long a step may take.
-    """
-
-    def __init__(self, connection: socket.socket, commands: msgspec.msgpack.Decoder[Any], stall_seconds: float) -> None:
-        self._connection, self._commands = connection, commands
-        self._stall_seconds = stall_seconds
-        self._send_lock = threading.Lock()
-        self._ended = threading.Event()
-
-    @abstractmethod
-    def start(self) -> None:
-        """Starts the engine's thread."""
-
-    @abstractmethod
-    def carry_out(self, command: Any) -> None:
-        """Has the engine's thread do what the server's process says."""
-
-    @abstractmethod
-    def heartbeat(self) -> wire.Heartbeat:
-        """How the engine is."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Ends the engine's thread."""
-
-    def run(self) -> None:
-        """Serves until the server closes its end of the connection."""
-        self.start()
-        threading.Thread(target=self._send_heartbeats, name="jaxis-heartbeat", daemon=True).start()
-        commands = MessageReader(self._commands)
-        while data := self._connection.recv(RECEIVE_BYTES):
-            for command in commands.feed(data):
-                self.carry_out(command)
-        self._ended.set()
-        self.stop()
-
-    def send(self, report: msgspec.Struct) -> None:
-        """Sends a report to the server's process."""
-        try:
-            with self._send_lock:
-                self._connection.sendall(to_frame(report))
-        except OSError:
-            _logger.debug("the server's process has ended")
-
-    def send_failure(self, error: BaseException) -> None:
-        """Says that the engine has failed for good."""
-        self.send(wire.EngineFailed.of(error))
-
-    def _send_heartbeats(self) -> None:
-        process = psutil.Process()
-        while not self._ended.wait(HEARTBEAT_SECONDS):
-            beat = self.heartbeat()
-            stats = dataclasses.replace(beat.stats, process_memory_bytes=process.memory_info().rss)
-            self.send(wire.Heartbeat(beat.is_making_progress, stats))
 
 
 class EngineWorker(Worker):
@@ -208,92 +129,13 @@ class EngineWorker(Worker):
         os._exit(1)
 
 
-def end_with(connection: socket.socket, is_served: threading.Event) -> None:
-    """Ends this process if the server closes the connection before the engine serves it: no request can be waiting.
-
-    Once the engine serves the connection, the serving thread notices its end, perhaps before this thread looks.
-    """
-    if not connection.recv(1, socket.MSG_PEEK) and not is_served.is_set():
-        os._exit(1)
-
-
-def _wait_for_memory(connection: socket.socket, num_bytes: int) -> None:
-    """Waits until the server has made room for the engine, or ends the process with it."""
-    connection.sendall(to_frame(wire.LoadPlanned(num_bytes)))
-    if not sys.stdin.readline():
-        os._exit(1)
-
-
-class BuildWorker(Protocol):
-    """Builds an engine of some kind."""
-
-    def __call__(
-        self,
-        args: EngineArgs,
-        progress: ProgressDisplay,
-        *,
-        shared: MemoryBudget | None,
-        admit: Callable[[int], None] | None,
-    ) -> tuple[msgspec.Struct, Callable[[socket.socket, float], Worker]]:
-        """The report that it is ready, and what makes its worker of a connection and of how long a step may take.
-
-        Args:
-          args: The engine's arguments.
-          progress: Shows what is going on.
-          shared: The host's memory where other engines share it; see `build_engine`.
-          admit: Called with the bytes of memory that it will take, before it reads its weights.
-        """
-        ...
-
-
-def serve_parent(build: BuildWorker) -> None:
-    """Builds the engine that the first line on stdin describes, and serves it to the process that wrote the line."""
-    # The server's process decides when to end. A signal sent to both must not cut off the requests that it drains.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    is_served = threading.Event()
-    threading.Thread(target=end_with, args=(connection, is_served), name="jaxis-orphan", daemon=True).start()
-    settings: dict[str, Any] = json.loads(sys.stdin.readline())
-    if settings["log"] is not None:
-        from jaxis.host.logs import set_up_logs
-
-        set_up_logs(**settings["log"])
-    from jaxis.engine.arguments import EngineArgs
-    from jaxis.engine.memory_budget import MemoryBudget
-    from jaxis.host.progress import ProgressDisplay
-
-    progress = ProgressDisplay()
-    shared, admit = None, None
-    if settings.get("shared") is not None:
-        shared, admit = MemoryBudget(**settings["shared"]), functools.partial(_wait_for_memory, connection)
-    try:
-        ready, make_worker = build(EngineArgs(**settings["engine"]), progress, shared=shared, admit=admit)
-    except JaxisError as error:
-        connection.sendall(to_frame(wire.EngineFailed.of(error)))
-        return
-    # What start-up made stays: a collection need not look at it again.
-    gc.collect()
-    gc.freeze()
-    connection.sendall(to_frame(ready))
-    is_served.set()
-    with progress.silent():
-        make_worker(connection, settings["stall_seconds"]).run()
-
-
-def _build(
+def build(
     args: EngineArgs,
     progress: ProgressDisplay,
     *,
     shared: MemoryBudget | None,
     admit: Callable[[int], None] | None,
 ) -> tuple[wire.EngineReady, Callable[[socket.socket, float], Worker]]:
-    from jaxis.engine.setup import build_engine
-
+    """See `BuildWorker`."""
     built = build_engine(args, progress, shared=shared, admit=admit)
     return wire.EngineReady(EngineInfo.of(built)), functools.partial(EngineWorker, built)
-
-
-if __name__ == "__main__":
-    serve_parent(_build)

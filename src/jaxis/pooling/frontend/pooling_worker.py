@@ -1,7 +1,4 @@
-"""The process of a model that makes vectors; see `engine_worker`.
-
-`PoolingProcess` starts it as `python -m jaxis.pooling.frontend.pooling_worker SOCKET`.
-"""
+"""Passes messages between the server's process and the thread of a model that makes vectors."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from jaxis.engine.frontend.engine_worker import STOP_SECONDS, Worker, serve_parent
 from jaxis.engine.frontend.wire import AbortRequest, Heartbeat
+from jaxis.engine.frontend.worker import STOP_SECONDS, Worker
 from jaxis.pooling.frontend.pooling_thread import PoolingThread
 from jaxis.pooling.frontend.wire import COMMANDS, Command, PoolingReady
 
@@ -54,13 +51,14 @@ class PoolingWorker(Worker):
         self._thread.stop(STOP_SECONDS)
 
 
-def _build(
+def build(
     args: EngineArgs,
     progress: ProgressDisplay,
     *,
     shared: MemoryBudget | None,
     admit: Callable[[int], None] | None,
 ) -> tuple[PoolingReady, Callable[[socket.socket, float], Worker]]:
+    """See `BuildWorker`."""
     from jaxis.engine.opened_model import open_model
     from jaxis.pooling.embedder import load_bytes, open_embedder
 
@@ -71,7 +69,3 @@ def _build(
     embedder = open_embedder(args, opened, progress)
     embedder.model.precompile()
     return PoolingReady(embedder.info), functools.partial(PoolingWorker, embedder.model)
-
-
-if __name__ == "__main__":
-    serve_parent(_build)

@@ -6,24 +6,19 @@ answers of a server here. Such a request still carries the page's name as its ho
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxis.server.http.errors import ApiError
+from jaxis.server.listener import is_loopback
 
 TARGET_HOST = "jaxis.target_host"
 """The key in a request's scope of the host in its address, if that was not only a path."""
 
 # RFC 9110, section 7.2: a name or address, and a port; no user.
 _HOST = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[0-9a-z._~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.IGNORECASE)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine only."""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 class HostMiddleware:
@@ -89,11 +84,3 @@ def _host_fault(scope: Scope) -> str | None:
 def _without_port(host: str) -> str:
     match = _HOST.fullmatch(host)
     return "" if match is None else match["host"].strip("[]")
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

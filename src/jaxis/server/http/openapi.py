@@ -39,12 +39,31 @@ _STATUSES: dict[int | str, dict[str, Any]] = {
     504: {"description": "The answer took too long"},
     "default": {"description": "Any other error"},  # with it FastAPI documents no 422 of its own, which is never sent
 }
+_REFERENCE = "#/components/schemas/{model}"
 _ANSWER = {"description": "The answer; with `stream` as server-sent events", "content": {"text/event-stream": {}}}
+
+
+_error_models: dict[str, type[BaseModel]] = {}
+
+
+def error_response(model: type[BaseModel], **documented: Any) -> dict[str, Any]:
+    """The documentation of an error.
+
+    FastAPI's own way, a "model" in it, builds a validator for each status of each route: half of what the routes take
+    when a server starts, and nothing validates errors.
+
+    Args:
+      model: Its body's.
+      **documented: What else the document says of it.
+    """
+    _error_models[model.__name__] = model
+    content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}
+    return {"content": content, **documented}
 
 
 def error_responses(*statuses: int | str, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
     """The documentation of errors with these statuses, whose bodies are of a model."""
-    return {status: {"model": model, **_STATUSES[status]} for status in statuses}
+    return {status: error_response(model, **_STATUSES[status]) for status in statuses}
 
 
 def generation_responses(model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
@@ -54,7 +73,7 @@ def generation_responses(model: type[BaseModel] = ErrorResponse) -> dict[int | s
 
 LOOKUP_ERRORS = error_responses(401, 404, "default")
 ADMIN_ERRORS = error_responses(401, 503, "default") | {
-    403: {"model": ErrorResponse, "description": "A key without `admin`"}
+    403: error_response(ErrorResponse, description="A key without `admin`")
 }
 TEXT_ERRORS = error_responses(400, 401, 404, 408, 413, "default")
 GENERATION_ERRORS = error_responses(*_STATUSES)
@@ -67,12 +86,20 @@ def install_openapi(app: FastAPI, *, with_keys: bool) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            _add_error_models(document)
             if with_keys:
                 _add_security(document)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi
+
+
+def _add_error_models(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    for name, model in _error_models.items():
+        schema = model.model_json_schema(ref_template=_REFERENCE)
+        schemas |= schema.pop("$defs", {}) | {name: schema}
 
 
 def _add_security(document: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from jaxis.server.generation.job import GenerationJob
 from jaxis.server.generation.model_info import ServedModelInfo, rfc3339
 from jaxis.server.generation.respond import respond
 from jaxis.server.http.body import LenientModel, StrictJSONRoute
+from jaxis.server.http.openapi import error_response
 from jaxis.server.ollama.ollama_answer import NDJSON, OllamaAnswerWriter, empty_answer
 from jaxis.server.ollama.ollama_job import chat_job, generate_job, ignored_options
 from jaxis.server.ollama.ollama_schema import (
@@ -236,7 +237,7 @@ class OllamaError(BaseModel):
     error: str
 
 
-_ERROR: dict[str, Any] = {"model": OllamaError, "description": "What went wrong"}
+_ERROR = error_response(OllamaError, description="What went wrong")
 _STATUSES = (400, 401, 404, 408, 413, "default")
 OLLAMA_RESPONSES: dict[int | str, dict[str, Any]] = dict.fromkeys(_STATUSES, _ERROR)
 OLLAMA_LINES: dict[int | str, dict[str, Any]] = {
