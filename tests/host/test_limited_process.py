@@ -15,16 +15,16 @@ import os, resource, signal, time
 def answer(request, data):
     match request["do"]:
         case "echo":
-            return {"echo": request.get("value")}, bytes(data)
+            return {"echo": request.get("value")}, len(data), (data[:1000], data[1000:])
         case "loop":
             while True:
                 pass
         case "allocate":
-            return {"size": len(bytes(1 << 40))}, b""
+            return {"size": len(bytes(1 << 40))}, 0, ()
         case "long":
-            return {}, bytes(request["size"])
+            return {}, request["size"], (bytes(request["size"]),)
         case "own limit":
-            return {"limit": "output"}, b""
+            return {"limit": "output"}, 0, ()
         case "crash":
             os.kill(os.getpid(), getattr(signal, request["signal"]))
         case "exit":
@@ -37,9 +37,9 @@ def answer(request, data):
             time.sleep(60)
         case "sleep":
             time.sleep(request["seconds"])
-            return {}, b""
+            return {}, 0, ()
         case "limits":
-            return {"core": resource.getrlimit(resource.RLIMIT_CORE)[0], "pid": os.getpid()}, b""
+            return {"core": resource.getrlimit(resource.RLIMIT_CORE)[0], "pid": os.getpid()}, 0, ()
 """
 LIMITS = ProcessLimits(seconds=1, memory_bytes=300 << 20, answer_bytes=1 << 20)
 

@@ -2,8 +2,8 @@
 
     python -m tests.support.fuzz_images 20000 [SEED]
 
-prints a line of JSON. A crash of a decoder ends the process. What is read must be an RGB image within the limits;
-whatever else a file makes of the decoders must be a RequestError of one line.
+prints a line of JSON, with how many processes decoded: one that is ended by a file is followed by another. What is read
+must be an RGB image within the limits; whatever else a file makes of the decoders must be a RequestError of one line.
 """
 
 import io
@@ -20,7 +20,8 @@ import psutil
 from PIL import Image, PngImagePlugin
 
 from jaxis.errors import RequestError
-from jaxis.vision.decode import MAX_PIXELS, decode_image, open_image
+from jaxis.host import limited_process
+from jaxis.vision.decode import DECODERS, MAX_PIXELS, decode_image, open_image
 
 INTERESTING = (0, 1, 0x7F, 0x80, 0xFF)
 
@@ -107,10 +108,18 @@ def fix_png_checksums(data):
     return bytes(data)
 
 
+def rss_mib():
+    """Of this process, and of the one that decodes."""
+    [decoder] = DECODERS._idle
+    return [psutil.Process(pid).memory_info().rss >> 20 for pid in (None, decoder._process.pid)]
+
+
 def main(count, seed=0):
     rng = np.random.default_rng(seed)
     files = seeds(rng)
-    outcomes, errors, num_wrong, slowest, first_rss = Counter(), Counter(), 0, 0.0, 0
+    started, process = [], limited_process._Process
+    limited_process._Process = lambda worker: started.append(worker) or process(worker)
+    outcomes, errors, num_wrong, slowest, first_rss = Counter(), Counter(), 0, 0.0, (0, 0)
     for i in range(count):
         kind, data = files[i % len(files)]
         data = mutated(data, files[int(rng.integers(len(files)))][1], rng)
@@ -129,14 +138,15 @@ def main(count, seed=0):
             num_wrong += "\n" in message or "0x" in message
         slowest = max(slowest, time.perf_counter() - start)
         if i == count // 10:
-            first_rss = psutil.Process().memory_info().rss
+            first_rss = rss_mib()
     report = {
         "files": count,
         **outcomes,
         "errors": dict(errors),
+        "processes": len(started),
         "slowest_seconds": round(slowest, 3),
-        "rss_mib_at_a_tenth": first_rss >> 20,
-        "rss_mib_at_the_end": psutil.Process().memory_info().rss >> 20,
+        "rss_mib_at_a_tenth": first_rss,
+        "rss_mib_at_the_end": rss_mib(),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
     }
     print(json.dumps(report))

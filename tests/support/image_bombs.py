@@ -2,12 +2,14 @@
 
     python -m tests.support.image_bombs
 
-prints a line of JSON for each, which is read in a process of its own: what became of it, the seconds and the
-processor's seconds that this took, and by how many MiB the process was then larger than ever before.
+prints a line of JSON for each, which is read by processes of its own: what became of it, the seconds and the
+processor's seconds that this took, and by how many MiB the process that asked, and the one that decoded, were then
+larger than ever before.
 """
 
 import io
 import json
+import resource
 import struct
 import subprocess
 import sys
@@ -16,10 +18,11 @@ import time
 import zlib
 from pathlib import Path
 
+import psutil
 from PIL import Image
 
 from jaxis.errors import RequestError
-from jaxis.vision.decode import FORMATS, MAX_FILE_BYTES, decode_image, open_image
+from jaxis.vision.decode import DECODERS, FORMATS, MAX_FILE_BYTES, decode_image, open_image
 
 
 def chunk(kind, content):
@@ -58,8 +61,12 @@ def file_of(image, kind, **options):
     return data.getvalue()
 
 
-def bombs():
-    """By name: a file, and whether it is an image that is read."""
+def bombs(side=20_000):
+    """By name: a file, and whether it is an image that is read.
+
+    Args:
+      side: Of the image that is all there, which takes seconds to make.
+    """
     gif_lie = bytearray(file_of(Image.new("P", (8, 8)), "GIF"))
     gif_lie[6:10] = struct.pack("<HH", 65535, 65535)
     jpeg = file_of(Image.new("RGB", (64, 64)), "JPEG")
@@ -76,7 +83,10 @@ def bombs():
     profile = png(8, 8, chunk(b"iCCP", text), rows=8, data=bytes(25))
     return {
         "a PNG that claims 60,000 x 60,000 pixels": (png(60_000, 60_000), False),
-        "a PNG of 20,000 x 20,000 zeros": (png(20_000, 20_000, color=0, depth=1, rows=20_000, data=bytes(2501)), False),
+        f"a PNG of {side:,} x {side:,} zeros": (
+            png(side, side, color=0, depth=1, rows=side, data=bytes(1 + side // 8)),
+            False,
+        ),
         "a PNG that claims 1 x 1 pixels and has a million rows": (
             png(1, 1, rows=1_000_000, data=bytes(4)),
             True,
@@ -111,13 +121,24 @@ def largest():
 
 
 def read(data):
-    """What becomes of a file: its size, or the error; seconds, and those of the processor."""
-    started, began = time.perf_counter(), time.process_time()
+    """What becomes of a file: its size, or the error; seconds, and those of the processor, also where it is decoded."""
+    started, began = time.perf_counter(), processor_seconds()
     try:
         outcome = "{} x {}".format(*decode_image(open_image(data, "the image"), "the image").size)
     except RequestError as error:
         outcome = str(error)
-    return outcome, time.perf_counter() - started, time.process_time() - began
+    return outcome, time.perf_counter() - started, processor_seconds() - began
+
+
+def processor_seconds():
+    """Of this process, and of the one that decodes, which are counted in hundredths."""
+    times = [psutil.Process(pid).cpu_times() for pid in decoders()]
+    return time.process_time() + sum(each.user + each.system for each in times)
+
+
+def decoders():
+    """Ids of the processes that decode."""
+    return [process._process.pid for process in DECODERS._idle]
 
 
 def read_alone(data):
@@ -132,23 +153,26 @@ def read_alone(data):
 
 def main(arguments):
     if not arguments:
-        for name, (data, _) in (bombs() | largest()).items():
-            outcome, seconds, processor_seconds, mib = read_alone(data)
+        for name, (data, _) in (bombs(60_000) | largest()).items():
+            outcome, seconds, processor_seconds, mib, decoder_mib = read_alone(data)
             report = {"name": name, "kib": len(data) >> 10, "ms": round(1e3 * seconds, 1)}
-            report |= {"processor_ms": round(1e3 * processor_seconds, 1), "mib": mib, "outcome": outcome}
-            print(json.dumps(report), flush=True)
+            report |= {"processor_ms": round(1e3 * processor_seconds, 1), "mib": mib, "decoder_mib": decoder_mib}
+            print(json.dumps(report | {"outcome": outcome}), flush=True)
         return
     data = Path(arguments[0]).read_bytes()
     for kind in FORMATS:
         read(file_of(Image.new("RGB", (8, 8)), kind))
-    peak = peak_kib()
+    [pid] = decoders()
+    peaks = [peak_kib("self"), peak_kib(pid)]
     result = read(data.decode() if data.startswith(b"data:") else data)
-    print(json.dumps([*result, (peak_kib() - peak) >> 10]))
+    # After a large image, the process that decoded it has ended.
+    most = peak_kib(pid) if pid in decoders() else resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    print(json.dumps([*result, (peak_kib("self") - peaks[0]) >> 10, (most - peaks[1]) >> 10]))
 
 
-def peak_kib():
-    """The most memory that this process has had (Linux)."""
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+def peak_kib(pid):
+    """The most memory that a process has had (Linux)."""
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM:")]
     return int(line.split()[1])
 
 

@@ -18,8 +18,11 @@ from jaxis import LLM, SamplingParams
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.setup import build_engine
 from jaxis.errors import RequestError
+from jaxis.host import limited_process
+from jaxis.host.limited_process import LimitedProcesses
 from jaxis.host.progress import ProgressDisplay
 from jaxis.tokenizer import Tokenizer
+from jaxis.vision import decode
 from jaxis.vision.processors import read_processor
 from jaxis.vision.video import MAX_FRAMES, Video, videos_of_prompt
 from tests.server.conftest import serving
@@ -326,6 +329,25 @@ def test_what_cannot_be_taken_is_refused(llm, part, message):
         llm.chat([{"role": "user", "content": [part]}], SHORT)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_frames_that_are_files_are_read_in_one_process(llm, monkeypatch):
+    started = []
+    process = limited_process._Process
+    monkeypatch.setattr(limited_process, "_Process", lambda worker: started.append(worker) or process(worker))
+    monkeypatch.setattr(decode, "DECODERS", LimitedProcesses(decode.DECODERS._worker, large_bytes=1 << 20))
+    frames = frames_of(30, (16, 8))
+    files = [io.BytesIO() for _ in frames]
+    for frame, file in zip(frames, files, strict=True):
+        frame.save(file, "PNG")
+    of_files, of_images = (
+        llm._tokenize({"prompt": PLACEHOLDER, "multi_modal_data": {"video": video}}, "the prompt").inputs
+        for video in ([file.getvalue() for file in files], frames)
+    )
+    assert [each.digest for each in of_files] == [each.digest for each in of_images]
+    assert len({each.digest for each in of_files}) == len(of_files)
+    assert len(started) == 1
+    decode.DECODERS.close()
 
 
 def test_other_models_refuse_videos(tmp_path):

@@ -1,8 +1,9 @@
 """Answers requests in a process with limits that `limited_process` starts: `python limited_worker.py FILE SOCKET`.
 
-FILE is a module with a function `answer(request, data)`, which returns the answer and its data; {"limit": ...} as an
-answer says which limit was reached. What is untrusted in there is bounded by the system: the process has limits on its
-processor time and memory, and leaves no core dump.
+FILE is a module with a function `answer(request, data)`, which returns what `send` sends: the answer, and the data
+beside it in parts, of which no more than one need be in memory. {"limit": ...} as an answer says which limit was
+reached. What is untrusted in there is bounded by the system: the process has limits on its processor time and memory,
+and leaves no core dump.
 
 This file and FILE import nothing of jaxis, so that the process starts in a tenth of a second and is small. A message in
 either direction is a JSON value and bytes beside it, with their lengths before them.
@@ -16,9 +17,11 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
+
+Buffer = bytes | bytearray | memoryview
 
 _LENGTHS = struct.Struct("<QQ")
 _PART_BYTES = 1 << 20
@@ -42,18 +45,20 @@ class Received(NamedTuple):
     num_bytes: int
 
 
-def send(connection: socket.socket, message: object, data: bytes | bytearray | memoryview = b"") -> None:
+def send(connection: socket.socket, message: object, num_bytes: int = 0, parts: Iterable[Buffer] = ()) -> None:
     """Sends a message.
 
     Args:
       connection: Where to.
       message: A JSON value.
-      data: Beside it.
+      num_bytes: Of the data beside it.
+      parts: The data.
     """
     # Half of a surrogate pair, which UTF-8 does not have, is escaped like everything that is not ASCII.
     text = json.dumps(message).encode()
-    connection.sendall(_LENGTHS.pack(len(text), len(data)) + text)
-    connection.sendall(data)
+    connection.sendall(_LENGTHS.pack(len(text), num_bytes) + text)
+    for part in parts:
+        connection.sendall(part)
 
 
 def receive(connection: socket.socket, max_bytes: int | None = None) -> Received | None:
@@ -103,11 +108,11 @@ def _limit(seconds: int, memory_bytes: int) -> None:
         resource.setrlimit(kind, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
-def _answer(connection: socket.socket, worker: ModuleType, request: Mapping[str, Any], data: bytearray) -> None:
+def _answer(worker: ModuleType, request: Mapping[str, Any], data: bytearray) -> tuple[object, int, Iterable[Buffer]]:
     try:
-        send(connection, *worker.answer(request, data))
-    except MemoryError:  # before anything was sent, for which none is taken
-        send(connection, {"limit": "memory"})
+        return worker.answer(request, data)
+    except MemoryError:
+        return {"limit": "memory"}, 0, ()
 
 
 def main(file: str, descriptor: str) -> None:
@@ -123,7 +128,12 @@ def main(file: str, descriptor: str) -> None:
         message = received.message
         if sys.platform != "win32":
             _limit(message["seconds"], message["memory_bytes"])
-        _answer(connection, worker, message["request"], received.data)
+        answer = _answer(worker, message["request"], received.data)
+        try:
+            send(connection, *answer)
+        except BrokenPipeError:  # who asked is gone
+            return
+        del received, message, answer  # nothing large is kept while this waits
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from jaxis.server.generation.served_model import ModelNames, ServedModel
 from jaxis.server.lora.metrics import AdapterMetrics
 from jaxis.server.lora.served_adapters import ServedAdapters
 from jaxis.server.observability.metrics import ModelMetrics
+from jaxis.vision.decode import DECODERS
 from jaxis.vision.prompt_images import PromptImages
 
 
@@ -55,6 +56,11 @@ def model_context(
     parsers = ModelParsers.select(
         engine.tokenizer, engine.info.model_type, tool=config.tool_call_parser, reasoning=config.reasoning_parser
     )
+    images = PromptImages.of_model(
+        Path(engine.info.input_files), engine.tokenizer, engine.info.max_inputs, engine.info.max_model_len
+    )
+    if images is not None:
+        DECODERS.start()
     model = ServedModel(
         names=config.served_model_names,
         tokenizer=engine.tokenizer and engine.tokenizer.limited_to(engine.info.max_model_len),
@@ -67,9 +73,7 @@ def model_context(
         effort_budgets=config.effort_budgets,
         fingerprint=engine.info.fingerprint or None,
         variants=ServedAdapters.of(engine, config),
-        images=PromptImages.of_model(
-            Path(engine.info.input_files), engine.tokenizer, engine.info.max_inputs, engine.info.max_model_len
-        ),
+        images=images,
         image_access=config.image_access,
     )
     info = ServedModelInfo.of(engine.info, engine.tokenizer, parsers)

@@ -116,7 +116,7 @@ def _render(template: str, variables: Mapping[str, Any], max_characters: int) ->
         return {"kind": "refused", "reason": " ".join(str(error).split()) or type(error).__name__}
 
 
-def answer(request: Mapping[str, Any], data: bytearray) -> tuple[dict[str, Any], bytes]:
+def answer(request: Mapping[str, Any], data: bytearray) -> tuple[dict[str, Any], int, tuple[()]]:
     """The answer to a request (see `limited_worker`)."""
     del data
-    return _render(request["template"], request["variables"], request["max_characters"]), b""
+    return _render(request["template"], request["variables"], request["max_characters"]), 0, ()

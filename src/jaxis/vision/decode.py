@@ -1,15 +1,18 @@
 """Reads images that requests bring, within limits: bytes of a file, data URLs, paths, and images of Pillow's.
 
 What a file says of itself is not trusted: its format is one of a few, its size is checked before any pixel is decoded,
-and whatever goes wrong inside the decoder is one error in words of our own. Nothing is ever fetched from an address.
+and whatever goes wrong inside the decoder is one error in words of our own. Files are read in processes with limits on
+time, memory and output (`image_worker`): a decoder that crashes or loops costs its request alone. Nothing is ever
+fetched from an address.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import io
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,8 @@ import numpy as np
 
 from jaxis.errors import RequestError
 from jaxis.host.byte_size import human_bytes
+from jaxis.host.limited_process import Limit, LimitedProcesses, LimitExceededError, ProcessLimits
+from jaxis.host.machine import usable_cores
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,11 +34,34 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_FILE_BYTES = 32 * 2**20
 MAX_PIXELS = 40_000_000
 MAX_RATIO = 200
+MAX_DECODING = max(1, usable_cores() // 2)
+"""Images that are decoded at a time, all requests together."""
+# Some times what the largest images need: 5 s, and 1.1 GiB (a WebP with transparency, on its side).
+MAX_SECONDS = 20  # of processor time
+MAX_MEMORY_BYTES = 3 << 29
 
+_CHANNELS = 3
+_MESSAGE_BYTES = 4096  # of an answer, less its pixels
 _URL_SCHEMES = ("http://", "https://", "ftp://", "file://")
 
+# The file's name, since importing it takes Pillow, which serving text does not.
+DECODERS = LimitedProcesses(Path(__file__).with_name("image_worker.py"), large_bytes=1 << 26, max_running=MAX_DECODING)
 
-def open_image(source: ImageSource, where: str) -> Image:
+
+@dataclass(frozen=True)
+class ImageFile:
+    """An image's file, of which the header was read.
+
+    Attributes:
+      size: Width and height.
+      data: The file.
+    """
+
+    size: tuple[int, int]
+    data: bytes = field(repr=False)
+
+
+def open_image(source: ImageSource, where: str) -> Image | ImageFile:
     """Opens an image without decoding its pixels, and checks its size.
 
     Args:
@@ -45,25 +73,21 @@ def open_image(source: ImageSource, where: str) -> Image:
     """
     from PIL import Image as pil
 
-    if isinstance(source, pil.Image):
-        _check_size(source, where)
-        return source
-    if isinstance(source, np.ndarray) and source.dtype == np.uint8 and source.shape[2:] == (3,) and source.size:
-        image = pil.fromarray(source)
-        _check_size(image, where)
-        return image
-    data = _file_bytes(source, where)
+    if isinstance(source, np.ndarray) and source.dtype == np.uint8 and source.shape[2:] == (_CHANNELS,) and source.size:
+        source = pil.fromarray(source)
+    if not isinstance(source, pil.Image):
+        data = _file_bytes(source, where)
+        return ImageFile(_read_file(data, where, pixels=False)[0], data)
+    from jaxis.vision import image_worker
+
     try:
-        image = pil.open(io.BytesIO(data), formats=FORMATS)
-    except (pil.DecompressionBombError, pil.DecompressionBombWarning):
-        raise RequestError(f"{where} has more than {MAX_PIXELS} pixels: make it smaller") from None
-    except Exception:  # of any kind: decoders raise whatever a broken file makes them stumble over
-        raise _not_an_image(where) from None
-    _check_size(image, where)
-    return image
+        image_worker.check_size(source.size, MAX_PIXELS, MAX_RATIO)
+    except image_worker.RefusedImageError as error:
+        raise RequestError(f"{where} {error}") from None
+    return source
 
 
-def decode_image(image: Image, where: str) -> Image:
+def decode_image(image: Image | ImageFile, where: str) -> Image:
     """Decodes the pixels of the first frame: in RGB, upright, and where it is transparent, on white.
 
     Args:
@@ -71,26 +95,37 @@ def decode_image(image: Image, where: str) -> Image:
       where: How errors refer to it.
 
     Raises:
-      RequestError: The file is broken or truncated, or an image of Pillow's has a mode that does not become RGB.
+      RequestError: The file is broken or truncated or costs too much, or an image of Pillow's has a mode that does not
+        become RGB.
     """
     from PIL import Image as pil
-    from PIL import ImageOps
 
+    from jaxis.vision import image_worker
+
+    if isinstance(image, ImageFile):
+        return pil.frombytes("RGB", *_read_file(image.data, where, pixels=True))
     try:
-        image = ImageOps.exif_transpose(image)
-        # The size that a header gives need not be that of the pixels.
-        _check_size(image, where)
-        if image.mode == "La":
-            raise RequestError(f"{where} is of Pillow's mode La, which does not become RGB: convert it to LA")
-        if "A" in image.getbands() or image.info.get("transparency") is not None:
-            image = image.convert("RGBA")
-            white = pil.new("RGBA", image.size, (255, 255, 255, 255))
-            image = pil.alpha_composite(white, image)
-        return image if image.mode == "RGB" else image.convert("RGB")
-    except RequestError:
-        raise
-    except Exception:  # see `open_image`
-        raise RequestError(f"{where} cannot be decoded: the file is broken or truncated") from None
+        return image_worker.to_rgb(image, MAX_PIXELS, MAX_RATIO)
+    except image_worker.RefusedImageError as error:
+        raise RequestError(f"{where} {error}") from None
+
+
+def _read_file(data: bytes, where: str, *, pixels: bool) -> tuple[tuple[int, int], bytearray]:
+    """An image's size and pixels, or without pixels nothing, from a process that decodes."""
+    request = {"pixels": pixels, "formats": FORMATS, "max_pixels": MAX_PIXELS, "max_ratio": MAX_RATIO}
+    limits = ProcessLimits(MAX_SECONDS, MAX_MEMORY_BYTES, _MESSAGE_BYTES + _CHANNELS * MAX_PIXELS * pixels)
+    try:
+        answer, content = DECODERS.ask(request, limits, data)
+    except LimitExceededError as error:
+        raise RequestError(f"{where} {_LIMITS[error.limit]()}") from None
+    # A decoder that was taken over by a file may say anything.
+    match answer:
+        case {"refused": str(reason)}:
+            raise RequestError(f"{where} {reason}")
+        case {"size": [int(width), int(height)]} if min(width, height) > 0:
+            if len(content) == _CHANNELS * width * height * pixels:
+                return (width, height), content
+    raise RequestError(f"{where} {_LIMITS['ended']()}")
 
 
 def _file_bytes(source: object, where: str) -> bytes:
@@ -131,17 +166,12 @@ def _data_url(url: str, where: str) -> bytes:
 def _check_file_bytes(num_bytes: int, where: str) -> None:
     if num_bytes > MAX_FILE_BYTES:
         raise RequestError(f"{where} has more than {human_bytes(MAX_FILE_BYTES)}: make it smaller")
-    if num_bytes == 0:
-        raise _not_an_image(where)
 
 
-def _check_size(image: Image, where: str) -> None:
-    width, height = image.size
-    if width * height > MAX_PIXELS:
-        raise RequestError(f"{where} has {width} x {height} pixels, more than {MAX_PIXELS}: make it smaller")
-    if min(width, height) < 1 or max(width, height) > MAX_RATIO * min(width, height):
-        raise RequestError(f"{where} has {width} x {height} pixels: one side is more than {MAX_RATIO} times the other")
-
-
-def _not_an_image(where: str) -> RequestError:
-    return RequestError(f"{where} is not an image that can be read: send {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+# What a file did that was ended by a limit.
+_LIMITS: Mapping[Limit, Callable[[], str]] = {
+    "time": lambda: f"takes more than {MAX_SECONDS} s of processor time to decode: make it smaller",
+    "memory": lambda: f"is broken, or takes more than {MAX_MEMORY_BYTES >> 20} MiB to decode: make it smaller",
+    "output": lambda: "cannot be decoded: the file is broken",
+    "ended": lambda: "cannot be decoded: the file is broken",
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from jaxis.errors import ContextLengthError, RequestError
 from jaxis.prompts import EmbeddedInput, Message, TokenizedPrompt
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_template import IMAGE_PART, VIDEO_PART
-from jaxis.vision.decode import ImageSource, decode_image, open_image
+from jaxis.vision.decode import MAX_DECODING, ImageFile, ImageSource, decode_image, open_image
 from jaxis.vision.processors import read_processor
 from jaxis.vision.processors.processor import ImageProcessor, Seconds, Span, VideoProcessor, ViewGroup
 from jaxis.vision.video import MAX_VIDEO_PIXELS, Video, videos_of_prompt
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 MediaSource = ImageSource | Video
 
-_DECODING = threading.Semaphore(2)  # images whose pixels are in memory at once, all requests together
+_DECODING = threading.Semaphore(MAX_DECODING)  # images whose pixels are in memory at once, all requests together
 
 
 class PromptImages:
@@ -114,7 +115,7 @@ class PromptImages:
 class _OpenImage:
     """An image of a prompt, of which the header is read."""
 
-    image: Image
+    image: Image | ImageFile
     name: str
 
     def least_tokens(self, processor: ImageProcessor) -> int:
@@ -131,7 +132,7 @@ class _OpenImage:
 class _OpenVideo:
     """A video of a prompt, of which the frames' headers are read."""
 
-    frames: list[Image]
+    frames: list[Image | ImageFile]
     seconds: Seconds
     processor: VideoProcessor
     name: str
@@ -139,7 +140,7 @@ class _OpenVideo:
     @classmethod
     def of(cls, video: Video, processor: VideoProcessor, name: str) -> _OpenVideo:
         frames = [open_image(frame, f"frame {i + 1} of {name}") for i, frame in enumerate(video.frames)]
-        if sum(frame.width * frame.height for frame in frames) > MAX_VIDEO_PIXELS:
+        if sum(math.prod(frame.size) for frame in frames) > MAX_VIDEO_PIXELS:
             raise RequestError(
                 f"{name} has {len(frames)} frames with more than {MAX_VIDEO_PIXELS} pixels: send fewer, or smaller ones"
             )
