@@ -39,6 +39,8 @@ from transformers.models.llava_next.modeling_llava_next import image_size_to_num
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
+from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
 from transformers.models.paddleocr_vl.processing_paddleocr_vl import PaddleOCRVLProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
@@ -134,7 +136,7 @@ class VisionFamily:
     def model_inputs(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         """What of it the model takes."""
         names = ("pixel_values", "image_sizes", "pixel_attention_mask", "image_grid_thw", "image_position_ids")
-        names += ("spatial_shapes", "batch_num_images")
+        names += ("spatial_shapes", "batch_num_images", "target_sizes")
         return {
             name: torch.as_tensor(np.asarray(inputs[name], np.float32 if name == "pixel_values" else None))
             for name in names
@@ -1174,10 +1176,79 @@ _KIMI = VisionFamily(
     publish=_publish_kimi,
 )
 
+
+def _views_of_minicpm(inputs: Inputs, index: int) -> list[np.ndarray]:
+    """Patches lie next to each other, whatever their row."""
+    counts, views, first = inputs["num_patches_per_image"], [], 0
+    for rows, columns in inputs["target_sizes"]:
+        last = first + rows * columns * PATCH
+        patches = inputs["pixel_values"][0][:, :, first:last].reshape(3, PATCH, rows, columns, PATCH)
+        views.append(patches.transpose(0, 2, 1, 3, 4).reshape(3, rows * PATCH, columns * PATCH))
+        first = last
+    return views[sum(counts[:index]) :][: counts[index]]
+
+
+_MINICPM_TOKENS = {
+    **{"image_token": "<|image_pad|>", "image_start_token": "<image>", "image_end_token": "</image>"},
+    **{"slice_start_token": "<slice>", "slice_end_token": "</slice>"},
+}
+
+
+def _replace_minicpm(patches_of_token: int) -> Callable[[Inputs, int], str]:
+    processor = SimpleNamespace(**_MINICPM_TOKENS, slice_mode=True)
+    return lambda inputs, index: (
+        f"<image_id>{index}</image_id>"
+        + MiniCPMV4_6Processor.replace_image_token(processor, inputs, index, image_token_divisor=patches_of_token)
+    )
+
+
+def _config_of_minicpm(token_id: Callable[[str], int], mode: str) -> transformers.PretrainedConfig:
+    return transformers.MiniCPMV4_6Config(
+        text_config=TEXT
+        | {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"], "head_dim": 32}
+        | {"rope_parameters": _MROPE | {"mrope_interleaved": True, "partial_rotary_factor": 0.5}}
+        | {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2}
+        | {"linear_num_value_heads": 4},
+        vision_config={
+            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2},
+            # A prime number of places: how the reference rounds where a patch and a place begin together depends on
+            # the processor that it runs on.
+            **{"image_size": 37 * PATCH, "patch_size": PATCH},
+        },
+        insert_layer_id=1,
+        downsample_mode=mode,
+        image_token_id=token_id("<|image_pad|>"),
+        tie_word_embeddings=False,
+    )
+
+
+_MINICPM_V = VisionFamily(
+    "MiniCPM-V 4.6",
+    lambda token_id: _config_of_minicpm(token_id, "16x"),
+    MiniCPMV4_6ImageProcessorPil(scale_resolution=40, patch_size=PATCH, max_slice_nums=4),
+    lambda processor, images: dict(processor(images, return_tensors="np")),
+    {"processor_class": "MiniCPMV4_6Processor"},
+    _replace_minicpm(16),
+    (*_MINICPM_TOKENS.values(), "<image_id>", "</image_id>"),
+    "<|image_pad|>",
+    _views_of_minicpm,
+    slow=True,
+)
+_MINICPM_V_4X = dataclasses.replace(
+    _MINICPM_V,
+    name="MiniCPM-V 4.6, four patches a token",
+    config=lambda token_id: _config_of_minicpm(token_id, "4x"),
+    image_processor=MiniCPMV4_6ImageProcessorPil(
+        scale_resolution=40, patch_size=PATCH, max_slice_nums=4, downsample_mode="4x"
+    ),
+    replace=_replace_minicpm(4),
+    cache="240KiB",
+)
+
 FAMILIES = (
     *(_MISTRAL3, _LIGHTON_OCR, _IDEFICS3, _SMOLVLM, _INTERNVL, _GEMMA3, _GEMMA4, _GEMMA4_CAUSAL, _GEMMA4_UNIFIED),
     *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE),
     *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
     *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _KIMI, _VIP_LLAVA, _AYA, _COMMAND_A, _EXAONE_4_5),
-    *(_LLAVA_NEXT_VIDEO, _PADDLEOCR_VL, _GRANITE_VISION),
+    *(_LLAVA_NEXT_VIDEO, _PADDLEOCR_VL, _GRANITE_VISION, _MINICPM_V, _MINICPM_V_4X),
 )

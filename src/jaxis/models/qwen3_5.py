@@ -6,6 +6,7 @@ from jaxis.layers.gated_delta_net import GatedDeltaNet
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.family import Family
+from jaxis.models.common.minicpm_vision import MiniCPMVision
 from jaxis.models.common.qwen_hybrid import TINY_DELTA_NET, QwenHybridCausalLM, QwenHybridLayer
 from jaxis.models.common.qwen_vision import Qwen3_5Vision
 from jaxis.models.common.text_part import InnerTextPart
@@ -29,10 +30,19 @@ class Qwen3_5ForConditionalGeneration(InnerTextPart, Qwen3_5ForCausalLM):
     other_keys = ("vision_config",)
 
 
+class MiniCPMV4_6ForConditionalGeneration(InnerTextPart, Qwen3_5ForCausalLM):
+    """MiniCPM-V 4.6: the text, and what encodes images for it; videos are not supported."""
+
+    tower = MiniCPMVision
+    text_model_types = ("qwen3_5_text",)
+    other_parts = ("model.vision_tower", "model.merger")
+    other_keys = tuple(key for key in MiniCPMVision.config_keys if "." not in key)
+
+
 FAMILY = Family(
-    "Qwen3.5, 3.6, 3.8",
-    (Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration),
-    "as Qwen3-Next, dense; Qwen's tower, M-RoPE",
+    "Qwen3.5, 3.6, 3.8; MiniCPM-V 4.6",
+    (Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, MiniCPMV4_6ForConditionalGeneration),
+    "as Qwen3-Next, dense; Qwen's tower, M-RoPE; SigLIP's tower (MiniCPM-V)",
     gguf=("qwen35",),
     tiny=TINY_DELTA_NET,
 )

@@ -83,8 +83,7 @@ def ask_about_image(reference: Reference, folder: Path, config: Mapping[str, Any
     prompt = PromptImages(processor, 1, _MAX_TOKENS).put(
         TokenizedPrompt(None, [*before, processor.placeholder_id, *after]), [image]
     )
-    [item] = prompt.inputs
-    rows = [item.start + row for row in item.rows]
+    rows = [item.start + row for item in prompt.inputs for row in item.rows]
     embeddings, logits = reference.see(folder, image, list(prompt.token_ids), rows)
     return ImageAnswer(prompt, embeddings, logits)
 
@@ -107,15 +106,17 @@ def check_images(llm: LLM, answer: ImageAnswer, gates: Gates) -> ImagesCheck:
     Raises:
       ConfigError: The engine does not see.
     """
-    runner, [item] = llm._engine.runner, answer.prompt.inputs
+    runner, items = llm._engine.runner, answer.prompt.inputs
     encoder = runner.inputs
     if encoder is None:
         raise ConfigError("the model takes no images: the notes that the engine writes when it starts say why")
-    encoder.hold([item])
+    encoder.hold(items)
     try:
-        embeddings = encoder.rows(item, runner.programs)[:, : answer.embeddings.shape[1]]
+        # A tower may add to the text's first layers as well: what follows the embeddings.
+        rows = np.concatenate([encoder.rows(item, runner.programs) for item in items])
+        embeddings = rows[:, : answer.embeddings.shape[1]]
     finally:
-        encoder.let_go([item])
+        encoder.let_go(items)
     llm._engine.reset()
     with recorded_logits(llm) as steps:
         llm._run([answer.prompt], SamplingParams(temperature=0.0, max_tokens=1), None, False, None)

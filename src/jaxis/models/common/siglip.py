@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxis.layers.leaves import layer_norm, linear
 from jaxis.layers.module import JaxModule
@@ -49,6 +50,14 @@ class SiglipAttention(JaxModule):
         if angles is not None:
             q, k = rotate_halves(q, angles), rotate_halves(k, angles)
         return self.out_proj(attend_within(one_segment(x.shape[0], num_patches), q, k, v))
+
+    def within_groups(self, x: jax.Array, size: int) -> jax.Array:
+        """x [P, C], of which so many patches next to each other see each other -> [P, C]."""
+        heads = -1, size, self.num_heads, x.shape[-1] // self.num_heads
+        q, k, v = (layer(x).reshape(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        scores = jnp.einsum("wqhd,wkhd->whqk", q, k, preferred_element_type=jnp.float32) * heads[-1] ** -0.5
+        attended = jnp.einsum("whqk,wkhd->wqhd", jax.nn.softmax(scores, axis=-1).astype(v.dtype), v)
+        return self.out_proj(attended.reshape(x.shape))
 
 
 class SiglipLayer(JaxModule):

@@ -17,6 +17,7 @@ from jaxis.vision.processors.lfm2_vl import Lfm2VLProcessor
 from jaxis.vision.processors.llama4 import Llama4Processor
 from jaxis.vision.processors.llava import LlavaProcessor
 from jaxis.vision.processors.llava_next import LlavaNextProcessor, LlavaOnevisionProcessor
+from jaxis.vision.processors.minicpm_v import MiniCPMVProcessor
 from jaxis.vision.processors.pixtral import PixtralProcessor
 from jaxis.vision.processors.processor import ImageProcessor
 from jaxis.vision.processors.qwen_vl import Exaone4_5Processor, PaddleOcrProcessor, QwenVLProcessor
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from jaxis.tokenizer import Tokenizer
 
 _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcessor]] = {
+    "MiniCPMV4_6": MiniCPMVProcessor.read,
     "PaddleOCRVL": PaddleOcrProcessor.read,
     "Pixtral": PixtralProcessor.read,
     "LightOnOcr": PixtralProcessor.read_lighton_ocr,

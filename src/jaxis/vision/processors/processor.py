@@ -190,11 +190,17 @@ class ImageProcessor:
         return image.resize((width, height), resample=self.resample)
 
 
-def tiles_of(image: Image | np.ndarray, size: int) -> np.ndarray:
-    """An image, or its pixels, cut into squares row by row: uint8 [tiles, size, size, 3]; size divides its sides."""
-    pixels = np.asarray(image)
-    rows, columns = pixels.shape[0] // size, pixels.shape[1] // size
-    return pixels.reshape(rows, size, columns, size, 3).swapaxes(1, 2).reshape(rows * columns, size, size, 3)
+def tiles_of(image: Image | np.ndarray, height: int, width: int | None = None) -> np.ndarray:
+    """An image, or its pixels, cut into rectangles row by row: uint8 [tiles, height, width, 3].
+
+    Args:
+      image: The image.
+      height: Divides its own.
+      width: Divides its own; None: squares.
+    """
+    pixels, width = np.asarray(image), width or height
+    rows, columns = pixels.shape[0] // height, pixels.shape[1] // width
+    return pixels.reshape(rows, height, columns, width, 3).swapaxes(1, 2).reshape(rows * columns, height, width, 3)
 
 
 def whole_patches(views: np.ndarray, patch_size: int) -> np.ndarray:
