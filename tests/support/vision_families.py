@@ -281,6 +281,17 @@ _INTERNVL = VisionFamily(
     "<IMG_CONTEXT>",
     lambda inputs, index: inputs["pixel_values"][sum(inputs["num_patches"][:index]) :][: inputs["num_patches"][index]],
 )
+_INTERNVL_3_5 = dataclasses.replace(
+    _INTERNVL,
+    name="InternVL 3.5",
+    config=lambda token_id: transformers.InternVLConfig(
+        text_config=TEXT | {"model_type": "qwen3", "tie_word_embeddings": True},
+        vision_config=_SQUARES | {"use_qk_norm": False, "attention_bias": True},
+        image_token_id=token_id("<IMG_CONTEXT>"),
+        image_seq_length=16,
+    ),
+    slow=True,
+)
 
 _GEMMA3_LINE = "\n\n<start_of_image>" + 16 * "<image_soft_token>" + "<end_of_image>\n\n"
 _GEMMA3 = VisionFamily(
@@ -429,6 +440,25 @@ _EXAONE_4_5 = dataclasses.replace(
         tie_word_embeddings=False,
     ),
     processor_files={"processor_class": "Exaone4_5_Processor"},
+    types=None,
+    slow=True,
+)
+_LFM3_VL = dataclasses.replace(
+    _QWEN2_5_VL,
+    name="LFM3-VL",
+    config=lambda token_id: transformers.Lfm3VlConfig(
+        text_config=TEXT
+        | {"model_type": "lfm3", "num_hidden_layers": 3, "sliding_window": 11, "tie_word_embeddings": True}
+        | {"layer_types": ["conv", "sliding_attention", "full_attention"], "pad_token_id": 0},
+        vision_config={
+            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4},
+            **{"num_key_value_heads": 2, "patch_size": PATCH, "spatial_merge_size": MERGE},
+        },
+        image_token_id=token_id("<|image_pad|>"),
+        projector_hidden_size=48,
+        tie_word_embeddings=True,
+    ),
+    processor_files={"processor_class": "Lfm3VlProcessor"},
     types=None,
     slow=True,
 )
@@ -1250,5 +1280,5 @@ FAMILIES = (
     *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE),
     *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
     *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _KIMI, _VIP_LLAVA, _AYA, _COMMAND_A, _EXAONE_4_5),
-    *(_LLAVA_NEXT_VIDEO, _PADDLEOCR_VL, _GRANITE_VISION, _MINICPM_V, _MINICPM_V_4X),
+    *(_LLAVA_NEXT_VIDEO, _PADDLEOCR_VL, _GRANITE_VISION, _MINICPM_V, _MINICPM_V_4X, _LFM3_VL, _INTERNVL_3_5),
 )

@@ -1,4 +1,4 @@
-"""Videos of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5, as frames, against transformers; and what is refused."""
+"""Videos of Qwen-VL (2, 2.5, 3 and 3.5) and LFM3-VL, as frames, against transformers; and what is refused."""
 
 import base64
 import dataclasses
@@ -40,7 +40,7 @@ TEMPLATE = (
     + "{% elif part.type == 'image' %}" + IMAGE + "{% else %}{{ part.text }}{% endif %}{% endfor %}[/INST]{% endfor %}"
 )  # fmt: skip
 SPECIAL = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
-NAMES = ("Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL", "Qwen3.5")
+NAMES = ("Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL", "Qwen3.5", "LFM3-VL")
 
 
 def with_video(family):
@@ -106,7 +106,7 @@ def bits(output):
 
 
 def writes_times(family):
-    return family.name.startswith("Qwen3")
+    return family.name.startswith(("Qwen3", "LFM3"))
 
 
 def size_of(family, count, width, height):
@@ -207,7 +207,7 @@ def test_a_video_is_seen_as_the_reference_sees_it(family, reference, llm, count,
     types = [pads.get(token, 0) for token in tokens]
     inputs = family.model_inputs(of_image)
     inputs |= {"pixel_values_videos": patches, "video_grid_thw": torch.tensor([grid])}
-    inputs |= {"mm_token_type_ids": torch.tensor([types])}
+    inputs |= {} if family.types is None else {"mm_token_type_ids": torch.tensor([types])}
     if family.name == "Qwen2.5-VL":
         inputs["second_per_grid_ts"] = torch.tensor([2 / fps])
     merged = [grid[0], grid[1] // MERGE, grid[2] // MERGE]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from jaxis.models.common.lfm3_vision import patches_around
 from jaxis.models.common.vision_layers import stretched_positions
 from jaxis.models.common.vision_tower import Patches, pack_patches, unpack_patches
 
@@ -36,3 +37,14 @@ def test_positions_are_stretched_as_pytorch_interpolates(mode, is_cubic, aligns_
         torch.tensor(table).permute(2, 0, 1)[None], size=(height, width), mode=mode, align_corners=aligns_corners
     )
     np.testing.assert_allclose(in_rows(ours, patches, height, width), expected[0].permute(1, 2, 0), atol=2e-6)
+
+
+@pytest.mark.parametrize("side", [3, 5])
+@pytest.mark.parametrize(("height", "width"), [(6, 4), (2, 10)])
+def test_the_patches_around_each_are_those_that_pytorch_convolves(side, height, width):
+    x = np.random.default_rng(0).normal(size=(PADDED, 3)).astype(np.float32)
+    patches = patches_of(height, width, merge_size=2)
+    around = np.pad(x, ((0, 1), (0, 0)))[np.asarray(patches_around(patches, side // 2))].sum(axis=1)
+    image = torch.tensor(in_rows(x, patches, height, width)).permute(2, 0, 1)[None]
+    expected = torch.nn.functional.conv2d(image, torch.ones(3, 1, side, side), padding=side // 2, groups=3)
+    np.testing.assert_allclose(in_rows(around, patches, height, width), expected[0].permute(1, 2, 0), atol=1e-5)

@@ -13,6 +13,8 @@ from jaxis.layers.scope import LayerScope
 from jaxis.layers.short_conv import ShortConv
 from jaxis.models.common.family import Family
 from jaxis.models.common.lfm import LfmCausalLM, lfm_mlp, lfm_norm
+from jaxis.models.common.lfm3_vision import Lfm3Vision
+from jaxis.models.common.text_part import InnerTextPart
 
 _PERIOD = (SLIDING_ATTENTION, CONVOLUTION, FULL_ATTENTION, CONVOLUTION)
 
@@ -58,6 +60,15 @@ class Lfm3ForCausalLM(LfmCausalLM):
             )
 
 
+class Lfm3VlForConditionalGeneration(InnerTextPart, Lfm3ForCausalLM):
+    """LFM3-VL: the text, and what encodes images for it."""
+
+    tower = Lfm3Vision
+    text_model_types = ("lfm3",)
+    other_parts = ("model.vision_tower", "model.multi_modal_projector")
+    other_keys = ("vision_config", "projector_hidden_act", "projector_hidden_size", "projector_bias")
+
+
 def _attention(scope: LayerScope, kind: str) -> GroupedQueryAttention:
     config = scope.config
     use_bias = config.get("attention_bias", False)
@@ -74,7 +85,8 @@ def _attention(scope: LayerScope, kind: str) -> GroupedQueryAttention:
 
 
 FAMILY = Family(
-    "LFM3",
-    (Lfm3ForCausalLM,),
-    "as LFM2, with windows in every other layer of attention, a gate per head, norms before and after each block",
+    "LFM3; LFM3-VL",
+    (Lfm3ForCausalLM, Lfm3VlForConditionalGeneration),
+    "as LFM2, with windows in every other layer of attention, a gate per head, norms before and after each block; a "
+    "tower of convolutions and attention (LFM3-VL)",
 )

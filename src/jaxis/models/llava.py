@@ -1,4 +1,4 @@
-"""Models that see through a projection into a Llama, a Mistral, a Qwen2 or a Granite: InternVL, SmolVLM, LLaVA, ..."""
+"""Models that see through a projection into a Llama, a Mistral, a Qwen or a Granite: InternVL, SmolVLM, LLaVA, ..."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxis.models.common.internvit import InternVLVision
 from jaxis.models.common.llama import LlamaDecoderLayer
 from jaxis.models.common.llava_vision import LlavaNextVision, LlavaVision, VipLlavaVision
 from jaxis.models.common.mistral import MistralDecoderLayer
-from jaxis.models.common.qwen import Qwen2DecoderLayer
+from jaxis.models.common.qwen import Qwen2DecoderLayer, Qwen3DecoderLayer
 from jaxis.models.common.text_part import TextPart
 from jaxis.models.common.vision_tower import VisionTower
 
@@ -23,6 +23,7 @@ _LAYERS: Mapping[str, Callable[[LayerScope], PreNormDecoderLayer]] = {
     "llama": LlamaDecoderLayer,
     "mistral": MistralDecoderLayer,
     "qwen2": Qwen2DecoderLayer,
+    "qwen3": Qwen3DecoderLayer,
     "granite": GraniteDecoderLayer,
 }
 _SEES = ("vision_config", "projector_hidden_act", "vision_feature_select_strategy", "vision_feature_layer")
@@ -96,7 +97,7 @@ class Qwen2AudioForConditionalGeneration(VoxtralForConditionalGeneration):
 
 
 class InternVLForConditionalGeneration(LlavaForConditionalGeneration):
-    """InternVL 2.5 and 3 as transformers has them: the text, and what encodes images for it."""
+    """InternVL 2.5, 3 and 3.5 as transformers has them: the text, and what encodes images for it."""
 
     tower = InternVLVision
     other_keys = (*_SEES, "image_token_id", "image_seq_length", "downsample_ratio")
@@ -118,7 +119,7 @@ class SmolVLMForConditionalGeneration(Idefics3ForConditionalGeneration):
 
 
 FAMILY = Family(
-    "InternVL 2.5 and 3, Idefics3, SmolVLM, LLaVA 1.5, LLaVA-NeXT, LLaVA-NeXT-Video, LLaVA-OneVision, "
+    "InternVL 2.5, 3 and 3.5, Idefics3, SmolVLM, LLaVA 1.5, LLaVA-NeXT, LLaVA-NeXT-Video, LLaVA-OneVision, "
     "ViP-LLaVA, Granite Vision 3, Pixtral 12B; Voxtral, Qwen2-Audio (text)",
     (
         LlavaForConditionalGeneration,
@@ -132,6 +133,6 @@ FAMILY = Family(
         Idefics3ForConditionalGeneration,
         SmolVLMForConditionalGeneration,
     ),
-    "the text is a Llama, a Mistral, a Qwen2 or a Granite; SigLIP's tower (Idefics3, SmolVLM), InternViT, CLIP's and "
+    "the text is a Llama, a Mistral, a Qwen or a Granite; SigLIP's tower (Idefics3, SmolVLM), InternViT, CLIP's and "
     "Pixtral's",
 )

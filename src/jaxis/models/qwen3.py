@@ -5,38 +5,13 @@ from __future__ import annotations
 import functools
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.rope_config import rope_config
 from jaxis.layers.checkpoint_names import CheckpointNames
-from jaxis.layers.decoder_layer import PreNormDecoderLayer
-from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.mlp import GatedMLP
-from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.family import Family
 from jaxis.models.common.pixtral import PixtralVision
-from jaxis.models.common.qwen import QWEN3_VL_MROPE, qwen_layer_span
+from jaxis.models.common.qwen import QWEN3_VL_MROPE, Qwen3DecoderLayer
 from jaxis.models.common.qwen_vision import Qwen3VLVision
 from jaxis.models.common.text_part import InnerTextPart
-
-
-class Qwen3DecoderLayer(PreNormDecoderLayer):
-    """The layer; `mrope` is the share of time, row and column of a model that sees, where config.json has none."""
-
-    def __init__(self, scope: LayerScope, *, mrope: tuple[int, ...] | None = None) -> None:
-        use_bias = scope.config.get("attention_bias", False)
-        super().__init__(
-            scope,
-            self_attn=GroupedQueryAttention(
-                scope / "self_attn",
-                head_dim=128,
-                rope_settings=rope_config(scope.config, default_interleaved_mrope=mrope),
-                qk_norm=True,
-                qkv_bias=use_bias,
-                o_bias=use_bias,
-                span=qwen_layer_span(scope),
-            ),
-            mlp=GatedMLP(scope / "mlp"),
-        )
 
 
 class Qwen3ForCausalLM(CausalLM):

@@ -1,9 +1,10 @@
-"""Code shared by Qwen2, Qwen3 and models with their text: Qwen2's layer; which layers have a window, which experts."""
+"""Code shared by Qwen2, Qwen3 and models with their text: their layers; which layers have a window, which experts."""
 
 from __future__ import annotations
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type
+from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -51,6 +52,31 @@ class Qwen2DecoderLayer(PreNormDecoderLayer):
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=True, span=qwen_layer_span(scope)),
+            mlp=GatedMLP(scope / "mlp"),
+        )
+
+
+class Qwen3DecoderLayer(PreNormDecoderLayer):
+    """The Llama layer with a norm on each query and key head.
+
+    Args:
+      scope: The layer's scope.
+      mrope: The share of time, row and column of a model that sees, where config.json has none.
+    """
+
+    def __init__(self, scope: LayerScope, *, mrope: tuple[int, ...] | None = None) -> None:
+        use_bias = scope.config.get("attention_bias", False)
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                head_dim=128,
+                rope_settings=rope_config(scope.config, default_interleaved_mrope=mrope),
+                qk_norm=True,
+                qkv_bias=use_bias,
+                o_bias=use_bias,
+                span=qwen_layer_span(scope),
+            ),
             mlp=GatedMLP(scope / "mlp"),
         )
 

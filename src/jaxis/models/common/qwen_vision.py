@@ -66,13 +66,17 @@ class FrameConvolution(JaxModule):
 
     def __call__(self, pixels: jax.Array) -> jax.Array:
         """pixels [P, patch * patch * 3 * frames], channels last -> [P, C]; of an image, [P, patch * patch * 3]."""
-        weight = self.weight[...]
-        num_features, _, num_frames, *patch = weight.shape
-        if pixels.shape[-1] == 3 * math.prod(patch):
-            kernels = jnp.sum(weight.astype(jnp.float32), axis=2).astype(pixels.dtype)
-        else:
-            kernels = jnp.swapaxes(weight, 1, 2).reshape(num_features, 3 * num_frames, *patch)
-        return patch_products(pixels, kernels, None if self.bias is None else self.bias[...])
+        return frame_products(pixels, self.weight[...], None if self.bias is None else self.bias[...])
+
+
+def frame_products(pixels: jax.Array, kernels: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """See `FrameConvolution`; kernels [C, 3, frames, patch, patch], bias [C] or None."""
+    num_features, _, num_frames, *patch = kernels.shape
+    if pixels.shape[-1] == 3 * math.prod(patch):
+        kernels = jnp.sum(kernels.astype(jnp.float32), axis=2).astype(pixels.dtype)
+    else:
+        kernels = jnp.swapaxes(kernels, 1, 2).reshape(num_features, 3 * num_frames, *patch)
+    return patch_products(pixels, kernels, bias)
 
 
 class QwenPatchEmbed(JaxModule):

@@ -20,7 +20,7 @@ from jaxis.vision.processors.llava_next import LlavaNextProcessor, LlavaOnevisio
 from jaxis.vision.processors.minicpm_v import MiniCPMVProcessor
 from jaxis.vision.processors.pixtral import PixtralProcessor
 from jaxis.vision.processors.processor import ImageProcessor
-from jaxis.vision.processors.qwen_vl import Exaone4_5Processor, PaddleOcrProcessor, QwenVLProcessor
+from jaxis.vision.processors.qwen_vl import PaddleOcrProcessor, PlainRopeProcessor, QwenVLProcessor
 from jaxis.vision.processors.settings import ProcessorSettings
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcesso
     "InternVL": InternVLProcessor.read,
     "AyaVision": AyaVisionProcessor.read,
     "Cohere2Vision": Cohere2VisionProcessor.read,
-    "Exaone4_5": Exaone4_5Processor.read,
+    "Exaone4_5": PlainRopeProcessor.read,
     "Gemma3": Gemma3Processor.read,
     "Gemma4Unified": Gemma4Processor.read_unified,
     "Gemma4": Gemma4Processor.read,
@@ -45,6 +45,7 @@ _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcesso
     "KimiK25": KimiProcessor.read,
     "Kimi_K25": KimiProcessor.read,
     "Lfm2Vl": Lfm2VLProcessor.read,
+    "Lfm3Vl": PlainRopeProcessor.read,
     "Llama4": Llama4Processor.read,
     "LlavaProcessor": LlavaProcessor.read,
     "LlavaNext": LlavaNextProcessor.read,

@@ -82,13 +82,16 @@ class QwenVLProcessor(ImageProcessor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exaone4_5Processor(QwenVLProcessor):
-    """The same for a text part whose RoPE counts the tokens of images like any others; no videos."""
+class PlainRopeProcessor(QwenVLProcessor):
+    """Those of EXAONE 4.5 and LFM3-VL, where the text's RoPE counts the tokens of images like any others."""
 
     @classmethod
     def read(cls, settings: ProcessorSettings, tokenizer: Tokenizer) -> QwenVLProcessor:
-        """See `QwenVLProcessor`."""
-        return dataclasses.replace(super().read(settings, tokenizer), video=None)
+        """See `QwenVLProcessor`; EXAONE 4.5 takes no videos."""
+        read = super().read(settings, tokenizer)
+        video = read.video
+        as_text = dataclasses.replace(video, has_grid=False) if isinstance(video, Qwen3VideoProcessor) else None
+        return dataclasses.replace(read, video=as_text)
 
     def grid(self, width: int, height: int) -> None:
         """See `ImageProcessor`."""
@@ -168,17 +171,19 @@ class QwenVideoProcessor(VideoProcessor):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VideoProcessor(QwenVideoProcessor):
-    """Videos of Qwen3-VL and later: before each view, its time is written as text.
+    """Videos of Qwen3-VL and later, and of LFM3-VL: before each view, its time is written as text.
 
     Attributes:
       min_pixels, max_pixels: Of all frames together.
       start_id, end_id: The tokens around what stands for an image or a view.
       encode: From text to tokens.
+      has_grid: Whether RoPE counts rows and columns.
     """
 
     start_id: int
     end_id: int
     encode: Callable[[str], list[int]]
+    has_grid: bool = True
 
     def span(self, token_ids: Sequence[int], place: int) -> Span:
         """See `VideoProcessor`; each view has the tokens around it, which the placeholder has once."""
@@ -205,7 +210,8 @@ class Qwen3VideoProcessor(QwenVideoProcessor):
             first, last = times[0], times[-1]
             parts.append([*self.encode(f"<{(first + last) / 2:.1f} seconds>"), self.start_id])
             tokens = [self.placeholder_id] * count
-            parts.append(ViewGroup(view[None], tokens, list(range(count)), grid=self._grid(size)))
+            grid = self._grid(size) if self.has_grid else None
+            parts.append(ViewGroup(view[None], tokens, list(range(count)), grid=grid))
             parts.append([self.end_id])
         return parts
 
@@ -247,7 +253,7 @@ def _read_video(
         **{"side": side, "min_pixels": least, "max_pixels": most},
         **{"resample": settings.image("resample", 3), "num_frames": settings.image("temporal_patch_size", 2)},
     }
-    if any(name.lower().startswith("qwen3") for name in names):
+    if any(name.lower().startswith(("qwen3", "lfm3")) for name in names):
         start_id, end_id = (settings.token_id(each, tokenizer) for each in (_START, _END))
 
         def encode(text: str) -> list[int]:
