@@ -41,6 +41,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
 from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
+from transformers.models.muse_glimmer.processing_muse_glimmer import MuseGlimmerProcessor
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
 from transformers.models.paddleocr_vl.processing_paddleocr_vl import PaddleOCRVLProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
@@ -1207,6 +1208,59 @@ _KIMI = VisionFamily(
 )
 
 
+def _call_muse_glimmer(_: Any, images: list[Image]) -> Inputs:
+    """The reference's processor needs torchvision: here Pillow resizes, and its function chooses the sizes."""
+    patches, grids, views = [], [], []
+    for image in images:
+        height, width = image_processing("muse_glimmer").smart_resize(
+            image.height, image.width, PATCH * MERGE, _MUSE_GLIMMER_SETTINGS["max_image_tokens"]
+        )
+        pixels = np.asarray(image.resize((width, height), resample=1)).transpose(2, 0, 1)
+        scaled = ((pixels / 255 - 0.5) / 0.5).astype(np.float32)
+        rows, columns = height // PATCH, width // PATCH
+        views.append(scaled)
+        grids.append([1, rows, columns])
+        in_patches = scaled.reshape(3, rows, PATCH, columns, PATCH).transpose(1, 3, 0, 2, 4)
+        # Two frames that are the same.
+        patches.append(np.tile(in_patches.reshape(rows * columns, -1), 2))
+    return {"pixel_values": np.concatenate(patches), "image_grid_thw": np.asarray(grids), "views": views}
+
+
+_MUSE_GLIMMER_SETTINGS = {"max_image_tokens": 30, "patch_size": PATCH, "merge_size": MERGE}
+_MUSE_GLIMMER_TOKENS = {
+    "image_start_token": "<|image_start|>",
+    "image_token": "<|patch|>",
+    "image_end_token": "<|image_end|>",
+}
+_MUSE_GLIMMER = VisionFamily(
+    "Muse Glimmer",
+    lambda token_id: transformers.MuseGlimmerConfig(
+        text_config=TEXT | {"model_type": "muse_glimmer_text", "sliding_window": 11, "pad_token_id": 0},
+        vision_config={
+            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2},
+            **{"patch_size": PATCH, "pos_emb_height": 5, "pos_emb_width": 5, "merge_size": MERGE},
+        },
+        out_hidden_size=32 * MERGE**2,
+        projector_hidden_size=48,
+        image_token_id=token_id("<|patch|>"),
+    ),
+    Idefics3ImageProcessorPil(),  # see `_LLAMA4`
+    _call_muse_glimmer,
+    {
+        "processor_class": "MuseGlimmerProcessor",
+        "image_processor": {"image_processor_type": "MuseGlimmerImageProcessor", **_MUSE_GLIMMER_SETTINGS},
+    },
+    lambda inputs, index: MuseGlimmerProcessor.replace_image_token(
+        SimpleNamespace(**_MUSE_GLIMMER_TOKENS, image_processor=SimpleNamespace(merge_size=MERGE)), inputs, index
+    ),
+    tuple(_MUSE_GLIMMER_TOKENS.values()),
+    "<|patch|>",
+    lambda inputs, index: inputs["views"][index][None],
+    slow=True,
+    has_image_processor=False,
+)
+
+
 def _views_of_minicpm(inputs: Inputs, index: int) -> list[np.ndarray]:
     """Patches lie next to each other, whatever their row."""
     counts, views, first = inputs["num_patches_per_image"], [], 0
@@ -1280,5 +1334,14 @@ FAMILIES = (
     *(_QWEN2_VL, _QWEN2_5_VL, _QWEN3_VL, _QWEN3_VL_MOE, _QWEN3_5, _QWEN3_5_MOE),
     *(_GLM_4_1V, _GLM_4_5V, _GLM_OCR, _LLAVA, _LLAVA_NEXT, _LLAVA_SIGLIP, _PIXTRAL_12B, _LLAMA4, _LFM2_VL),
     *(_LLAVA_ONEVISION, _LLAVA_ONEVISION_ALONE, _KIMI, _VIP_LLAVA, _AYA, _COMMAND_A, _EXAONE_4_5),
-    *(_LLAVA_NEXT_VIDEO, _PADDLEOCR_VL, _GRANITE_VISION, _MINICPM_V, _MINICPM_V_4X, _LFM3_VL, _INTERNVL_3_5),
+    *(
+        _LLAVA_NEXT_VIDEO,
+        _PADDLEOCR_VL,
+        _GRANITE_VISION,
+        _MINICPM_V,
+        _MINICPM_V_4X,
+        _LFM3_VL,
+        _INTERNVL_3_5,
+        _MUSE_GLIMMER,
+    ),
 )

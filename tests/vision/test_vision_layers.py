@@ -39,6 +39,18 @@ def test_positions_are_stretched_as_pytorch_interpolates(mode, is_cubic, aligns_
     np.testing.assert_allclose(in_rows(ours, patches, height, width), expected[0].permute(1, 2, 0), atol=2e-6)
 
 
+def test_beyond_the_table_of_positions_there_may_be_nothing():
+    table = np.random.default_rng(0).normal(size=(5, 5, 3)).astype(np.float32)
+    patches = patches_of(6, 8, merge_size=2)
+    ours = stretched_positions(jnp.asarray(table), patches, is_zero_beyond=True)
+    down, across = (torch.tensor((np.arange(size) + 0.5) / size * 2 - 1, dtype=torch.float32) for size in (6, 8))
+    places = torch.stack([across.expand(6, 8), down[:, None].expand(6, 8)], dim=-1)[None]
+    expected = torch.nn.functional.grid_sample(
+        torch.tensor(table).permute(2, 0, 1)[None], places, padding_mode="zeros", align_corners=False
+    )
+    np.testing.assert_allclose(in_rows(ours, patches, 6, 8), expected[0].permute(1, 2, 0), atol=2e-6)
+
+
 @pytest.mark.parametrize("side", [3, 5])
 @pytest.mark.parametrize(("height", "width"), [(6, 4), (2, 10)])
 def test_the_patches_around_each_are_those_that_pytorch_convolves(side, height, width):

@@ -1,4 +1,4 @@
-"""Muse Glimmer (text): norms before and after each block, a gate on attention's output, normed embeddings, and a window
+"""Muse Glimmer: norms before and after each block, a gate on attention's output, normed embeddings, and a window
 and a rope in three of four layers."""
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.family import Family
+from jaxis.models.common.muse_glimmer_vision import MuseGlimmerVision
 from jaxis.models.common.text_part import InnerTextPart
 
 
@@ -48,8 +49,9 @@ class MuseGlimmerDecoderLayer(SandwichNormDecoderLayer):
 
 
 class MuseGlimmerForConditionalGeneration(InnerTextPart):
-    """The checkpoints see; images are not supported."""
+    """The text, and what encodes images for it; videos are not supported."""
 
+    tower = MuseGlimmerVision
     layer_class = MuseGlimmerDecoderLayer
     # One module without a weight.
     renames = (("self_attn.qk_norm", "self_attn.k_norm"), ("self_attn.qk_norm", "self_attn.q_norm"))
@@ -79,8 +81,8 @@ def _post_norm(scope: LayerScope) -> JaxRmsNorm:
 
 
 FAMILY = Family(
-    "Muse Glimmer (text)",
+    "Muse Glimmer",
     (MuseGlimmerForConditionalGeneration,),
     "a gate on attention's output, norms before and after, normed embeddings, a window and RoPE in three of "
-    "four layers",
+    "four layers; a tower with windows",
 )

@@ -14,7 +14,7 @@ from jaxis.layers.leaves import layer_norm, linear, rms_norm
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.qwen_vision import frame_products
+from jaxis.models.common.qwen_vision import FlatFrameConvolution
 from jaxis.models.common.vision_layers import (
     VisionProjector,
     attend_within,
@@ -31,25 +31,6 @@ from jaxis.models.common.vision_tower import Patches, VisionTower
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-
-
-class Lfm3PatchEmbed(JaxModule):
-    """A product with each patch of all frames, a channel's pixels first; an image is as many frames that are the same.
-
-    Args:
-      scope: The layer's scope, with the tower's config.
-      patch_size: Pixels of a side of a patch.
-      num_features: C.
-    """
-
-    def __init__(self, scope: LayerScope, patch_size: int, num_features: int) -> None:
-        self.num_frames: int = scope.config.get("temporal_patch_size", 2)
-        self.patch_size = patch_size
-        self.weight = parameter(scope, num_features, 3 * self.num_frames * patch_size**2)
-
-    def __call__(self, pixels: jax.Array) -> jax.Array:
-        """pixels [P, patch * patch * 3 * frames], channels last -> [P, C]; of an image, [P, patch * patch * 3]."""
-        return frame_products(pixels, self.weight[...].reshape(-1, 3, self.num_frames, *[self.patch_size] * 2), None)
 
 
 class Lfm3VisionAttention(JaxModule):
@@ -175,7 +156,10 @@ class Lfm3VisionTower(JaxModule):
         self.head_dim = self.hidden_size // num_heads
         self.rope_theta = axial_rope_theta(config, 1_000_000.0)
         self.reach = config.get("conv_kernel_size", 3) // 2
-        self.patch_embed = Lfm3PatchEmbed(scope / "patch_embed", self.patch_size, self.hidden_size)
+        self.num_frames: int = config.get("temporal_patch_size", 2)
+        self.patch_embed = FlatFrameConvolution(
+            scope / "patch_embed", self.hidden_size, self.num_frames, self.patch_size
+        )
         self.embedding_norm = rms_norm(scope, self.hidden_size, epsilon=config.get("norm_eps", 1e-5))
         self.layers = [
             Lfm3VisionLayer(scope.layer(i), self.hidden_size, num_heads)
@@ -248,7 +232,7 @@ class Lfm3Vision(VisionTower):
         config = scope.config
         self.vision_tower = Lfm3VisionTower(vision_scope(scope / "vision_tower"))
         self.patch_size, self.merge_size = self.vision_tower.patch_size, self.vision_tower.merge_size
-        self.num_frames = self.vision_tower.patch_embed.num_frames
+        self.num_frames = self.vision_tower.num_frames
         self.multi_modal_projector = VisionProjector(
             scope / "multi_modal_projector",
             self.vision_tower.hidden_size,

@@ -69,6 +69,37 @@ class FrameConvolution(JaxModule):
         return frame_products(pixels, self.weight[...], None if self.bias is None else self.bias[...])
 
 
+class FlatFrameConvolution(JaxModule):
+    """A `FrameConvolution` without a bias whose kernels checkpoints have as the rows of a matrix.
+
+    Args:
+      scope: The layer's scope.
+      num_features: C.
+      num_frames: Of a kernel.
+      patch_size: Pixels of a side of a patch.
+      has_frames_first: Whether a row has one frame's channels after another's, or one channel's frames.
+    """
+
+    def __init__(
+        self,
+        scope: LayerScope,
+        num_features: int,
+        num_frames: int,
+        patch_size: int,
+        *,
+        has_frames_first: bool = False,
+    ) -> None:
+        self.has_frames_first = has_frames_first
+        self.shape = (num_frames, 3) if has_frames_first else (3, num_frames)
+        self.patch_size = patch_size
+        self.weight = parameter(scope, num_features, 3 * num_frames * patch_size**2)
+
+    def __call__(self, pixels: jax.Array) -> jax.Array:
+        """See `FrameConvolution`."""
+        kernels = self.weight[...].reshape(-1, *self.shape, self.patch_size, self.patch_size)
+        return frame_products(pixels, kernels.swapaxes(1, 2) if self.has_frames_first else kernels, None)
+
+
 def frame_products(pixels: jax.Array, kernels: jax.Array, bias: jax.Array | None) -> jax.Array:
     """See `FrameConvolution`; kernels [C, 3, frames, patch, patch], bias [C] or None."""
     num_features, _, num_frames, *patch = kernels.shape
@@ -151,7 +182,7 @@ class QwenVisionBlock(JaxModule):
       num_features: C.
       make_norm: Makes its norms: `layer_norm` or `rms_norm`.
       epsilon: Of the norms.
-      attn: Its attention.
+      attn: Its attention: a `QwenVisionAttention`, or what is called as one.
       mlp: Its feed-forward block.
     """
 
@@ -162,7 +193,7 @@ class QwenVisionBlock(JaxModule):
         make_norm: MakeNorm,
         epsilon: float,
         *,
-        attn: QwenVisionAttention,
+        attn: Any,
         mlp: VisionMLP | GatedMLP,
     ) -> None:
         self.norm1 = make_norm(scope, num_features, epsilon=epsilon)

@@ -283,7 +283,12 @@ def rotate_pairs(x: jax.Array, angles: jax.Array) -> jax.Array:
 
 
 def stretched_positions(
-    table: jax.Array, patches: Patches, *, is_cubic: bool = False, aligns_corners: bool = False
+    table: jax.Array,
+    patches: Patches,
+    *,
+    is_cubic: bool = False,
+    aligns_corners: bool = False,
+    is_zero_beyond: bool = False,
 ) -> jax.Array:
     """A table of positions stretched over an image, with the weights of PyTorch's interpolation.
 
@@ -294,6 +299,7 @@ def stretched_positions(
         bilinear, over four.
       aligns_corners: Whether the table's outermost places lie in the middle of the image's outermost patches, not at
         the image's border with theirs.
+      is_zero_beyond: Whether there is nothing beyond the table's border, instead of what is at it.
 
     Returns:
       float32 [P, C].
@@ -309,7 +315,10 @@ def stretched_positions(
         if is_cubic:
             weights = (_far(1 + beyond), _near(beyond), _near(1 - beyond), _far(2 - beyond))
         first = low.astype(jnp.int32) + 1 - len(weights) // 2
-        taps.append([(jnp.clip(first + i, 0, side - 1), each) for i, each in enumerate(weights)])
+        around = [(first + i, each) for i, each in enumerate(weights)]
+        if is_zero_beyond:
+            around = [(place, jnp.where((place >= 0) & (place < side), each, 0)) for place, each in around]
+        taps.append([(jnp.clip(place, 0, side - 1), each) for place, each in around])
     return sum(
         (
             table[row, column].astype(jnp.float32) * (by_row * by_column)[:, None]

@@ -18,6 +18,7 @@ from jaxis.vision.processors.llama4 import Llama4Processor
 from jaxis.vision.processors.llava import LlavaProcessor
 from jaxis.vision.processors.llava_next import LlavaNextProcessor, LlavaOnevisionProcessor
 from jaxis.vision.processors.minicpm_v import MiniCPMVProcessor
+from jaxis.vision.processors.muse_glimmer import MuseGlimmerProcessor
 from jaxis.vision.processors.pixtral import PixtralProcessor
 from jaxis.vision.processors.processor import ImageProcessor
 from jaxis.vision.processors.qwen_vl import PaddleOcrProcessor, PlainRopeProcessor, QwenVLProcessor
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _PROCESSORS: Mapping[str, Callable[[ProcessorSettings, Tokenizer], ImageProcessor]] = {
     "MiniCPMV4_6": MiniCPMVProcessor.read,
+    "MuseGlimmer": MuseGlimmerProcessor.read,
     "PaddleOCRVL": PaddleOcrProcessor.read,
     "Pixtral": PixtralProcessor.read,
     "LightOnOcr": PixtralProcessor.read_lighton_ocr,
