@@ -17,7 +17,7 @@ from transformers.video_utils import VideoMetadata
 from jaxis import LLM, SamplingParams
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.setup import build_engine
-from jaxis.errors import RequestError
+from jaxis.errors import ConfigError, RequestError
 from jaxis.host import limited_process
 from jaxis.host.limited_process import LimitedProcesses
 from jaxis.host.progress import ProgressDisplay
@@ -293,6 +293,7 @@ def test_chat_completions_take_videos(family, reference, llm):
             request = {"messages": [message], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
             return client.post("/v1/chat/completions", json=request)
 
+        assert client.get("/v1/models").json()["data"][0]["input_modalities"] == ["text", "image", "video"]
         answer = post({"type": "video", "video": urls, "fps": 4}).json()
         assert answer["choices"][0]["message"]["content"] == expected.outputs[0].text
         assert answer["usage"]["prompt_tokens"] == len(expected.prompt_token_ids)
@@ -348,6 +349,36 @@ def test_frames_that_are_files_are_read_in_one_process(llm, monkeypatch):
     assert len({each.digest for each in of_files}) == len(of_files)
     assert len(started) == 1
     decode.DECODERS.close()
+
+
+def test_images_and_videos_are_counted_apart(family, reference):
+    """As vLLM counts them: what is not named has its default."""
+    if family.name != "Qwen3-VL":
+        pytest.skip("one family shows it")
+    image, video = {"type": "image", "image": frames_of(1)[0]}, {"type": "video", "video": frames_of(2)}
+    refused = {
+        (0, None): {"1 images, and at most 0": [image], "": [video, video]},
+        (1, 2): {"2 images, and at most 1": [image, image], "3 videos, and at most 2": [video] * 3, "": [video, image]},
+        (None, 0): {"1 videos, and at most 0": [image, video], "": [image, image]},
+        (0, 0): {"does not support image input": [image], "does not support video input": [video]},
+    }
+    for most, contents in refused.items():
+        limits = {kind: each for kind, each in zip(("image", "video"), most, strict=True) if each is not None}
+        arguments = ENGINE | {"kv_cache_memory": "1MiB", "show_progress": False, "limit_mm_per_prompt": limits}
+        with LLM(str(reference[1]), **arguments) as llm:
+            assert (llm.images is None) == (most == (0, 0))
+            for message, content in contents.items():
+                if message:
+                    with pytest.raises(RequestError, match=message):
+                        llm.chat([{"role": "user", "content": content}], SHORT)
+                else:
+                    assert llm.chat([{"role": "user", "content": content}], SHORT)
+
+
+@pytest.mark.parametrize("limits", [{"audio": 1}, {"image": -1}, {"video": "1"}, {"video": True}, ["image"]])
+def test_limits_that_are_none_are_named(limits):
+    with pytest.raises(ConfigError, match=r"limit_mm_per_prompt=.* must be the most images and videos of a prompt"):
+        EngineArgs("model", limit_mm_per_prompt=limits)
 
 
 def test_other_models_refuse_videos(tmp_path):

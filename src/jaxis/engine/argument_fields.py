@@ -490,12 +490,12 @@ class EngineArgFields:
         default=None,
         metadata=_info(
             description=(
-                'Most images of a prompt: `{"image": 32}`, which None is. With 0, no vision tower is loaded. See '
-                "[images](images.md)."
+                'Most images and videos of a prompt: `{"image": 32, "video": 32}`, which None and what is not named '
+                "are. With 0 of all that the model takes, no vision tower is loaded. See [images](images.md)."
             ),
-            documented_default='`{"image": 32}`',
+            documented_default='`{"image": 32, "video": 32}`',
             metavar="JSON",
-            help="Most images of a prompt, '{\"image\": 32}'; with 0, the vision tower is not loaded.",
+            help='Most of a prompt, \'{"image": 8, "video": 1}\'; with 0 of both, no vision tower.',
             speed_only=True,
         ),
     )

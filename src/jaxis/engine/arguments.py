@@ -106,8 +106,8 @@ class EngineArgs(EngineArgFields):
         docs/loading.md.
       mmproj: The vision part of a model in GGUF: its `mmproj` file. None: the one that lies beside the model's file, if
         there is one. See docs/images.md.
-      limit_mm_per_prompt: Most images of a prompt: `{"image": 32}`, which None is. With 0, no vision tower is loaded.
-        See docs/images.md.
+      limit_mm_per_prompt: Most images and videos of a prompt: `{"image": 32, "video": 32}`, which None and what is not
+        named are. With 0 of all that the model takes, no vision tower is loaded. See docs/images.md.
       fit_memory: Choose the width of the weights and the length of the context by what fits into the free memory,
         unless they are given, and say so. `jaxis serve` does. See docs/loading.md.
       kv_events_config: Publishes what the prefix cache holds, for gateways that route by it: a dict of vLLM's keys. See
@@ -268,10 +268,11 @@ class EngineArgs(EngineArgFields):
 
     def _check_input_limits(self) -> None:
         limits = self.limit_mm_per_prompt or {}
-        is_limits = isinstance(limits, Mapping) and not set(limits) - {"image"}
+        is_limits = isinstance(limits, Mapping) and not set(limits) - {"image", "video"}
         if not is_limits or not all(type(limit) is int and limit >= 0 for limit in limits.values()):
             raise ConfigError(
-                f'limit_mm_per_prompt={self.limit_mm_per_prompt!r} must be {{"image": the most images of a prompt}}'
+                f"limit_mm_per_prompt={self.limit_mm_per_prompt!r} must be the most images and videos of a prompt: "
+                '{"image": 8, "video": 1}'
             )
 
     def _check_kv_offloading(self) -> None:

@@ -35,20 +35,20 @@ class PromptImages:
 
     Args:
       processor: The model's.
-      max_images: Most of a prompt.
+      max_inputs: The most images and videos of a prompt: {"image": 32, "video": 32}.
       max_model_len: Most tokens of a prompt and its output.
     """
 
-    def __init__(self, processor: ImageProcessor, max_images: int, max_model_len: int) -> None:
-        self._processor, self._max_images, self._max_model_len = processor, max_images, max_model_len
+    def __init__(self, processor: ImageProcessor, max_inputs: Mapping[str, int], max_model_len: int) -> None:
+        self._processor, self._max_inputs, self._max_model_len = processor, max_inputs, max_model_len
 
     @classmethod
     def of_model(
-        cls, files: Path, tokenizer: Tokenizer | None, max_images: int, max_model_len: int
+        cls, files: Path, tokenizer: Tokenizer | None, max_inputs: Mapping[str, int], max_model_len: int
     ) -> PromptImages | None:
-        """Those of a model whose engine takes so many images (see `read_processor`); None: it takes none."""
-        processor = read_processor(files, tokenizer) if max_images else None
-        return None if processor is None else cls(processor, max_images, max_model_len)
+        """Those of a model whose engine takes so many (see `read_processor`); None: it takes none."""
+        processor = read_processor(files, tokenizer) if any(max_inputs.values()) else None
+        return None if processor is None else cls(processor, max_inputs, max_model_len)
 
     @property
     def takes_videos(self) -> bool:
@@ -69,15 +69,15 @@ class PromptImages:
         if not sources:
             return prompt
         videos = [source for source in sources if isinstance(source, Video)]
+        images = [source for source in sources if not isinstance(source, Video)]
         if videos and self._processor.video is None:
             raise RequestError(ONLY_IMAGES)
-        if len(sources) > self._max_images:
-            kinds = "images and videos" if videos else "images"
-            raise RequestError(
-                f"the prompt has {len(sources)} {kinds}, and at most {self._max_images} are taken: send fewer, or "
-                "start with a larger limit_mm_per_prompt"
-            )
-        images = [source for source in sources if not isinstance(source, Video)]
+        for kind, given in (("image", images), ("video", videos)):
+            if len(given) > (most := self._max_inputs.get(kind, 0)):
+                raise RequestError(
+                    f"the prompt has {len(given)} {kind}s, and at most {most} are taken: send fewer, or start with a "
+                    "larger limit_mm_per_prompt"
+                )
         processor = self._processor.of_prompt(len(images))
         token_ids, places = processor.spelled(prompt.token_ids, prompt.text)
         spans = [(Span(place, place + 1), each) for place, each in _paired(places, images, processor, "images")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.engine.arguments import EngineArgs
 
-MAX_IMAGES = 32
+MAX_INPUTS = {"image": 32, "video": 32}
 """Of a prompt, unless an engine is told otherwise."""
 REQUEST_BYTES = 64 * 2**20
 """Of a request with images: one file of the largest size in base64 takes two thirds of it."""
@@ -60,14 +60,16 @@ class VisionRoom(DeviceRoom):
       config: The engine's.
       source: The tower's.
       pixel_scale: The processor's.
-      max_images: Most of a prompt.
+      max_inputs: See `InputEncoder`.
     """
 
-    text = "the weights of the vision tower (--limit-mm-per-prompt '{\"image\": 0}' leaves it out)"
+    text = 'the weights of the vision tower (--limit-mm-per-prompt \'{"image": 0, "video": 0}\' leaves it out)'
 
-    def __init__(self, config: VllmConfig, source: TowerSource, pixel_scale: PixelScale, max_images: int) -> None:
+    def __init__(
+        self, config: VllmConfig, source: TowerSource, pixel_scale: PixelScale, max_inputs: Mapping[str, int]
+    ) -> None:
         self._config, self._source = _config_of_tower(config, source.tower_class, source.config), source
-        self._pixel_scale, self._max_images = pixel_scale, max_images
+        self._pixel_scale, self._max_inputs = pixel_scale, max_inputs
 
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
         """See `DeviceRoom`."""
@@ -83,7 +85,7 @@ class VisionRoom(DeviceRoom):
         tensors = None if source.mmproj is None else MmprojTensors(source.mmproj)
         loaded = load_model(self._config, stage.context.mesh, model_class=source.tower_class, tensors=tensors)
         tower = cast(VisionTower, loaded)
-        encoder = ImageEncoder(tower, self._pixel_scale, self._max_images, stage.context, source.files)
+        encoder = ImageEncoder(tower, self._pixel_scale, self._max_inputs, stage.context, source.files)
         note(f"images: {human_bytes(encoder.num_bytes)} for the vision tower; see docs/images.md")
         return RoomContents(inputs=encoder)
 
@@ -108,8 +110,8 @@ def vision_room(
       ConfigError: The tower or the processor asks for something that is not supported.
       CheckpointError: See `tower_source`.
     """
-    max_images = (args.limit_mm_per_prompt or {}).get("image", MAX_IMAGES)
-    if not max_images:
+    limits = MAX_INPUTS | dict(args.limit_mm_per_prompt or {})
+    if not any(limits.values()):
         return None
     mmproj = None if args.mmproj is None else Path(args.mmproj)
     source = tower_source(path, hf_config, mmproj, is_made_up=args.load_format == "dummy")
@@ -122,10 +124,14 @@ def vision_room(
     processor = read_processor(source.files, tokenizer)
     if processor is None:
         return "the checkpoint has no preprocessor_config.json of an image processor that jaxis knows"
+    if processor.video is None:
+        del limits["video"]
+    if not any(limits.values()):
+        return None
     config = make_config(args)
     if processor.is_bidirectional and (reason := _why_not_bidirectional(config, processor)):
         return reason
-    return VisionRoom(config, source, processor.pixel_scale, max_images)
+    return VisionRoom(config, source, processor.pixel_scale, limits)
 
 
 def _why_not_bidirectional(config: VllmConfig, processor: ImageProcessor) -> str | None:
@@ -182,7 +188,7 @@ class ImageEncoder:
     Args:
       tower: Loaded.
       pixel_scale: The processor's.
-      max_images: Most of a prompt.
+      max_inputs: See `InputEncoder`.
       context: Of the text model.
       files: What the processor is read from.
     """
@@ -190,9 +196,14 @@ class ImageEncoder:
     request_bytes = REQUEST_BYTES
 
     def __init__(
-        self, tower: VisionTower, pixel_scale: PixelScale, max_images: int, context: ProgramContext, files: Path
+        self,
+        tower: VisionTower,
+        pixel_scale: PixelScale,
+        max_inputs: Mapping[str, int],
+        context: ProgramContext,
+        files: Path,
     ) -> None:
-        self.max_inputs, self.files, self.num_encoded = max_images, files, 0
+        self.max_inputs, self.files, self.num_encoded = max_inputs, files, 0
         self._scale, self._dtype = pixel_scale, context.model.hidden_states.dtype
         self.patch_size, self.merge_size, self._ends_lines = tower.patch_size, tower.merge_size, tower.ends_lines
         self._channels = {3, 3 * tower.num_frames}  # of an image's pixels, and of those of a video's frames together

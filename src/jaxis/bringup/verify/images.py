@@ -80,7 +80,7 @@ def ask_about_image(reference: Reference, folder: Path, config: Mapping[str, Any
     vocab_size = (config.get("text_config") or config)["vocab_size"]
     # None that stands for something else: special tokens come last in most vocabularies.
     before, after = rng.integers(0, vocab_size // 2, (2, _TEXT_LENGTH)).tolist()
-    prompt = PromptImages(processor, 1, _MAX_TOKENS).put(
+    prompt = PromptImages(processor, {"image": 1}, _MAX_TOKENS).put(
         TokenizedPrompt(None, [*before, processor.placeholder_id, *after]), [image]
     )
     rows = [item.start + row for item in prompt.inputs for row in item.rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,13 +16,13 @@ class InputEncoder(Protocol):
     """Encodes the inputs of prompts; the same input always to the same bits.
 
     Attributes:
-      max_inputs: Most of a prompt.
+      max_inputs: For each kind that is taken, such as "image", the most of a prompt.
       request_bytes: How large a request with a prompt's inputs may have to be.
       embedding_size: E; E * (1 + n) if the first n layers get additions.
       files: The folder or file that says how inputs are made from what users send.
     """
 
-    max_inputs: int
+    max_inputs: Mapping[str, int]
     request_bytes: int
     embedding_size: int
     files: Path

@@ -46,7 +46,7 @@ class EngineInfo:
       logprobs_mode: What a log-probability is, to requests that do not say.
       num_devices: Devices that run the model.
       num_ranks: Data ranks, which share them.
-      max_inputs: Most inputs of a prompt that are not tokens, such as images; 0 if it takes none.
+      max_inputs: See `InputEncoder`; empty if it takes none.
       request_bytes: How large a request with these may have to be; 0 if it takes none.
       input_files: The folder or file that says how they are made from what users send; empty if it takes none.
     """
@@ -69,7 +69,7 @@ class EngineInfo:
     logprobs_mode: str = RAW_LOGPROBS
     num_devices: int = 1
     num_ranks: int = 1
-    max_inputs: int = 0
+    max_inputs: dict[str, int] = field(default_factory=dict)
     request_bytes: int = 0
     input_files: str = ""
 
@@ -103,7 +103,7 @@ class EngineInfo:
             * engine.runner.num_ranks
             * engine.runner.num_stages,
             num_ranks=engine.runner.num_ranks,
-            max_inputs=0 if inputs is None else inputs.max_inputs,
+            max_inputs={} if inputs is None else dict(inputs.max_inputs),
             request_bytes=0 if inputs is None else inputs.request_bytes,
             input_files="" if inputs is None else str(inputs.files),
         )

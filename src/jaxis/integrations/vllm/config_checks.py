@@ -227,7 +227,7 @@ def engine_arguments(config: VllmConfig) -> EngineArgs:
         "speculative_config": {"num_speculative_tokens": 0},
     }
     max_images = model.multimodal_config.get_limit_per_prompt("image") if model.supports_multimodal_inputs else 0
-    arguments["limit_mm_per_prompt"] = {"image": max_images}
+    arguments["limit_mm_per_prompt"] = {"image": max_images, "video": 0}
     if (adapters := config.lora_config) is not None:
         arguments |= {
             "enable_lora": True,

@@ -141,7 +141,7 @@ class JaxisImages(BaseMultiModalProcessor[ImageInfo]):
             raise RequestError("media_io_kwargs is not supported: leave it out")
         sources = [_source(each) for each in items.get_all_items_for_hash()]
         # How many there may be, vLLM has checked.
-        images = PromptImages(info.processor, len(sources), info.ctx.model_config.max_model_len)
+        images = PromptImages(info.processor, {IMAGE: len(sources)}, info.ctx.model_config.max_model_len)
         return images.put(TokenizedPrompt(self._text(inputs.prompt), inputs.prompt), sources)
 
     def _text(self, token_ids: Sequence[int]) -> str | None:

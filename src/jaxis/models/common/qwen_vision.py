@@ -451,7 +451,7 @@ class QwenVision(VisionTower):
         if not has_section or bool(is_interleaved) != self.is_interleaved:
             raise ConfigError(
                 f"{config.source}: images need mrope_section and mrope_interleaved={self.is_interleaved} in the text's "
-                "RoPE: correct the file, or leave the vision tower out with limit_mm_per_prompt={'image': 0}"
+                "RoPE: correct the file, or leave the tower out with limit_mm_per_prompt={'image': 0, 'video': 0}"
             )
 
 

@@ -78,7 +78,7 @@ class ServedModelInfo:
             has_tools=parsers.tool_format_known and any("tools" in template for template in templates),
             has_reasoning=parsers.reasoning is not None,
             tasks=info.capabilities,
-            input_modalities=("text", "image") if info.max_inputs else ("text",),
+            input_modalities=("text", *(kind for kind, most in info.max_inputs.items() if most)),
         )
 
     @classmethod
