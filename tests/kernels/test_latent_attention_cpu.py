@@ -10,7 +10,6 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -36,7 +35,7 @@ def jitted(isa: str, value_dim: int) -> jax.stages.Wrapped:  # noqa: F811
 
 def run(operands: Operands, value_dim: int) -> tuple[np.ndarray, np.ndarray]:
     """The updated cache, in the layout of four axes, and the output."""
-    q, entries, kv_cache, *rest = map(jnp.asarray, operands.all)
+    q, entries, kv_cache, *rest = operands.all
     blocked = paged(kv_cache.reshape(len(kv_cache), 1, -1), "native")
     cache, out = jitted(native.isa(), value_dim)(q, entries, blocked, *rest)
     return np.asarray(cache.array).reshape(kv_cache.shape), np.asarray(out)

@@ -37,7 +37,8 @@ def check(function, definition, x, *masters, dtype):
             y = function(*operands)
             return jnp.sum(y * draw(7, *y.shape)), y
 
-        (_, y), derivatives = jax.value_and_grad(total, argnums=tuple(range(len(operands))), has_aux=True)(*operands)
+        differentiate = jax.value_and_grad(total, argnums=tuple(range(len(operands))), has_aux=True)
+        (_, y), derivatives = jax.jit(differentiate)(*operands)
         return y, *derivatives
 
     found = differentiated(through_packed, x, *masters)
@@ -103,13 +104,14 @@ def test_experts(unit, scales_input, dtype):
     """An expert without tokens has no derivative, and neither has what a slot past the last expert would weigh."""
     ids = np.random.default_rng(0).integers(0, NUM_EXPERTS - 1, (NUM_TOKENS, PER_TOKEN))
     ids[0, 1] = NUM_EXPERTS
+    expert_ids = jnp.asarray(ids)
     slot_weights = jax.nn.softmax(draw(4, NUM_TOKENS, PER_TOKEN))
     gate_bias, up_bias, down_bias = draw(5, NUM_EXPERTS, 40), draw(6, NUM_EXPERTS, 40), draw(7, NUM_EXPERTS, SIZE)
 
     # The last column of x multiplies the weights of slots.
     def by_kernel(x, *stacks):
         gathered = ExpertStacks(*stacks, gate_bias, up_bias, down_bias, NUM_EXPERTS, unit, scales_input)
-        return experts(x[:, :SIZE], jnp.asarray(ids), slot_weights * x[:, SIZE:], gathered)
+        return experts(x[:, :SIZE], expert_ids, slot_weights * x[:, SIZE:], gathered)
 
     def by_slots(x, gate, up, down):
         weights = (slot_weights * x[:, SIZE:])[..., None]

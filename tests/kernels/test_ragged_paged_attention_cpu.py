@@ -11,7 +11,6 @@ import sys
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -74,7 +73,7 @@ class Operands:
         options.setdefault("scale", self.q.shape[-1] ** -0.5)
         operands = (self.q, self.k, self.v, paged(self.kv_cache, "native"), self.positions, *self.rest)
         attend = jitted(native.isa(), tuple(options.items()))
-        cache, out = attend(*jax.tree.map(jnp.asarray, operands), sinks=sinks)
+        cache, out = attend(*operands, sinks=sinks)
         return np.asarray(cache.array), np.asarray(out)
 
 

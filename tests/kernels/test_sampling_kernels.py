@@ -25,11 +25,16 @@ def random_logits(rows, vocab_size, *, spread=3.0, seed=0):
     return np.random.default_rng(seed).normal(size=(rows, vocab_size)).astype(np.float32) * spread
 
 
+def run(kernel, *operands):
+    """What the kernel gives on the path at hand, compiled as a whole: each of its operations alone takes as long."""
+    return jax.jit(lambda *operands: kernel(*operands))(*operands)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 def test_argmax_is_the_first_of_equals(vocab_size):
     logits = np.round(random_logits(8, vocab_size)) + 0.0  # no negative zeros
-    token_ids, maxima = argmax(jnp.asarray(logits))
+    token_ids, maxima = run(argmax, jax.device_put(logits))
     assert (np.sort(logits)[:, -2:].std(axis=1) == 0).any() or vocab_size == 11
     np.testing.assert_array_equal(token_ids, logits.argmax(-1))
     np.testing.assert_array_equal(maxima, logits.max(-1))
@@ -41,7 +46,7 @@ def test_argmax_of_equal_banned_or_far_apart_logits():
     logits[1, 3] = 0.0
     logits[2, [9000, 20000]] = -3e38
     logits[3, 20000] = np.inf
-    token_ids, maxima = argmax(jnp.asarray(logits))
+    token_ids, maxima = run(argmax, jax.device_put(logits))
     np.testing.assert_array_equal(token_ids, [0, 0, 9000, 20000])
     np.testing.assert_array_equal(maxima, [-np.inf, 0.0, np.float32(-3e38), np.inf])
 
@@ -49,7 +54,7 @@ def test_argmax_of_equal_banned_or_far_apart_logits():
 def test_argmax_of_a_row_with_a_nan_is_nan():
     logits = random_logits(2, 1000)
     logits[1, 700] = np.nan
-    assert np.isfinite(argmax(jnp.asarray(logits))[1]).tolist() == [True, False]
+    assert np.isfinite(run(argmax, jax.device_put(logits))[1]).tolist() == [True, False]
 
 
 @pytest.mark.sampled(4)
@@ -57,7 +62,7 @@ def test_argmax_of_a_row_with_a_nan_is_nan():
 @pytest.mark.parametrize("k", [0, 1, 20])
 def test_top_tokens_equal_a_stable_sort_also_among_ties(vocab_size, k):
     logits = np.round(random_logits(8, vocab_size)) + 0.0  # no negative zeros
-    values, token_ids = top_tokens(jnp.asarray(logits), k)
+    values, token_ids = run(functools.partial(top_tokens, k=k), jax.device_put(logits))
     expected = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
     np.testing.assert_array_equal(token_ids, expected)
     np.testing.assert_array_equal(values, np.take_along_axis(logits, expected, -1))
@@ -68,7 +73,7 @@ def test_top_tokens_equal_a_stable_sort_also_among_ties(vocab_size, k):
 def test_logsumexp_equals_float64(vocab_size):
     logits = random_logits(4, vocab_size) + np.float32([[0], [80], [-500], [1000]])
     np.testing.assert_allclose(
-        logsumexp(jnp.asarray(logits)), scipy_logsumexp(logits.astype(np.float64), axis=-1), 1e-6
+        run(logsumexp, jax.device_put(logits)), scipy_logsumexp(logits.astype(np.float64), axis=-1), 1e-6
     )
 
 
@@ -76,7 +81,7 @@ def test_bisection_selects_the_kth_largest_value_of_any_sign():
     values = np.concatenate([random_logits(1, 500), np.zeros((1, 5)), [[-0.0, 1e-42, -1e-42, -np.inf, 3e38]]], axis=1)
     values = np.repeat(values.astype(np.float32), 7, axis=0)
     k = np.array([1, 2, 200, 250, 255, 509, 0], np.int32)
-    found = largest_value_reaching(jnp.asarray(values), 1, jnp.asarray(k), jnp.asarray(values.max(-1)))
+    found = largest_value_reaching(jax.device_put(values), 1, *jax.device_put((k, values.max(-1))))
     expected = np.append(-np.sort(-values[0])[k[:-1] - 1], -np.inf)
     np.testing.assert_allclose(found, expected, atol=1.2e-38)  # subnormals may count as 0
 
@@ -140,7 +145,7 @@ def filter_rows(vocab_size):
 @pytest.mark.parametrize("spread", [pytest.param(0.1, marks=pytest.mark.slow), 3.0])
 def test_filters_keep_what_transformers_warpers_keep(vocab_size, spread):
     logits = random_logits(len(FILTERS), vocab_size, spread=spread, seed=1)
-    cutoff, tile_mass = cutoffs(jnp.asarray(logits), *filter_rows(vocab_size))
+    cutoff, tile_mass = cutoffs(jax.device_put(logits), *filter_rows(vocab_size))
     for i, row in enumerate(FILTERS):
         expected = kept_by_transformers(logits[i : i + 1], *row)[0]
         np.testing.assert_array_equal(logits[i] >= cutoff[i], expected, err_msg=str(row))
@@ -167,13 +172,13 @@ def test_a_row_weighs_the_same_to_the_bit_alone_and_among_others(vocab_size, pat
     logits = jnp.asarray(random_logits(len(FILTERS), vocab_size, seed=4))
     temperature, filters = filter_rows(vocab_size)
     together = cutoffs(logits, temperature, filters)
-    together_logsumexp = logsumexp(logits)
+    together_logsumexp = run(logsumexp, logits)
     for i in (0, 3, 10, 15):
         row = slice(i, i + 1)
         alone = cutoffs(logits[row], temperature[row], TokenFilters(*(field[row] for field in filters)))
         for one, many in zip(alone, together, strict=True):
             np.testing.assert_array_equal(one, many[row])
-        np.testing.assert_array_equal(logsumexp(logits[row]), together_logsumexp[row])
+        np.testing.assert_array_equal(run(logsumexp, logits[row]), together_logsumexp[row])
 
 
 @pytest.mark.sampled(3)
@@ -182,7 +187,7 @@ def test_a_row_weighs_the_same_to_the_bit_alone_and_among_others(vocab_size, pat
 def test_top_p_at_extreme_temperatures_keeps_the_smallest_set_with_that_mass(top_p, temperature):
     logits = random_logits(1, 20001, seed=5)
     filters = TokenFilters(jnp.array([20001]), jnp.array([top_p]), jnp.zeros(1))
-    cutoff, _ = cutoffs(jnp.asarray(logits), jnp.float32([temperature]), filters)
+    cutoff, _ = cutoffs(jax.device_put(logits), jnp.float32([temperature]), filters)
     order = np.sort(logits[0].astype(np.float64))[::-1]
     probability = np.exp((order - order[0]) / temperature)
     cumulative = np.cumsum(probability / probability.sum())
@@ -196,9 +201,9 @@ def test_top_p_at_extreme_temperatures_keeps_the_smallest_set_with_that_mass(top
 def test_weighing_logits_that_are_no_numbers_leaves_the_other_rows_alone(bad):
     logits = random_logits(3, 1000)
     filters = TokenFilters(jnp.full(3, 40), jnp.full(3, 0.9), jnp.full(3, 0.01))
-    expected = cutoffs(jnp.asarray(logits), jnp.ones(3), filters)
+    expected = cutoffs(jax.device_put(logits), jnp.ones(3), filters)
     logits[1, [3, 500, 501, 999]] = bad
-    found = cutoffs(jnp.asarray(logits), jnp.ones(3), filters)
+    found = cutoffs(jax.device_put(logits), jnp.ones(3), filters)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours[::2], theirs[::2])
 
@@ -208,7 +213,7 @@ def test_ranks_count_the_tokens_above(vocab_size):
     logits = np.round(random_logits(4, vocab_size))
     chosen = logits[:, 7]
     np.testing.assert_array_equal(
-        token_ranks(jnp.asarray(logits), jnp.asarray(chosen)), 1 + (logits > chosen[:, None]).sum(-1)
+        run(token_ranks, jax.device_put(logits), jax.device_put(chosen)), 1 + (logits > chosen[:, None]).sum(-1)
     )
 
 
@@ -219,7 +224,7 @@ def test_masks_ban_the_tokens_whose_bit_is_zero(vocab_size):
     permitted[2] = True
     bits = np.pad(permitted, ((0, 0), (0, -vocab_size % 32)), constant_values=True)
     words = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
-    masked = mask_tokens(jnp.asarray(logits), jnp.asarray(words))
+    masked = run(mask_tokens, jax.device_put(logits), jax.device_put(words))
     np.testing.assert_array_equal(masked, np.where(permitted, logits, -np.inf))
 
 

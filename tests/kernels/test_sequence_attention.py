@@ -40,9 +40,15 @@ def definition(q, k, v, first, last):
     return jnp.einsum("hts,shd->thd", weights, values)
 
 
-def derivatives(function, q, k, v, cotangent, *seen):
-    out, pull_back = jax.vjp(lambda *operands: function(*operands, *seen), q, k, v)
-    return out, *pull_back(cotangent)
+def derivatives(function, *operands):
+    """The output and the derivatives of (q, k, v, cotangent, first, last), in one program."""
+
+    @jax.jit
+    def run(q, k, v, cotangent, *seen):
+        out, pull_back = jax.vjp(lambda *operands: function(*operands, *seen), q, k, v)
+        return out, *pull_back(cotangent)
+
+    return run(*operands)
 
 
 attention = functools.partial(sequence_attention, scale=SCALE)

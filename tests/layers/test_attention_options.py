@@ -21,7 +21,7 @@ from jaxis.layers.leaves import rms_norm
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scale import QueryScale
 from jaxis.parallel.mesh import make_mesh
-from tests.support.layer_scopes import scope_of
+from tests.support.layer_scopes import in_one_program, scope_of
 from tests.support.simulated_devices import run_on_devices
 
 LENGTHS = (37, 1, 22)
@@ -101,7 +101,8 @@ def paged(q: np.ndarray, k: np.ndarray, v: np.ndarray, mesh: jax.sharding.Mesh, 
 def test_whole_sequences_equal_dense_attention(option):
     q, k, v = operands()
     metadata = AttentionMetadata.for_whole_sequences(LENGTHS)
-    cache, out = attention(None, q, k, v, metadata, rope=None, scale=SCALE, **OPTIONS[option])
+    run = jax.jit(lambda *heads: attention(None, *heads, metadata, rope=None, scale=SCALE, **OPTIONS[option]))
+    cache, out = run(q, k, v)
     assert cache is None
     np.testing.assert_allclose(out, expected(q, k, v, **OPTIONS[option]), rtol=0, atol=2e-6)
 
@@ -221,7 +222,7 @@ def test_each_option_of_a_layer_makes_a_difference(option):
         layer = GroupedQueryAttention(scope_of(SIZES), **options)
         for i, (_, param) in enumerate(layer.named_parameters()):
             param.set_value(np.random.default_rng(i).standard_normal(param.get_value().shape).astype(np.float32))
-        return np.asarray(layer(None, jnp.asarray(x), metadata)[1])
+        return np.asarray(in_one_program(layer, None, jnp.asarray(x), metadata)[1])
 
     assert np.abs(outputs() - outputs(**LAYER_OPTIONS[option])).max() > 1e-3
 
@@ -262,4 +263,4 @@ def test_norms_after_the_rope_are_of_rotated_heads():
     )
     _, out = attention(None, jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), metadata, rope=None, scale=HEAD_DIM**-0.5)
     expected_out = np.asarray(out).reshape(len(x), -1) @ weights["o_proj.weight"].T
-    np.testing.assert_allclose(layer(None, jnp.asarray(x), metadata)[1], expected_out, rtol=2e-5, atol=2e-4)
+    np.testing.assert_allclose(in_one_program(layer, None, x, metadata)[1], expected_out, rtol=2e-5, atol=2e-4)

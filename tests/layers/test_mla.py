@@ -18,7 +18,7 @@ from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.wrappers import PackingConfig
-from tests.support.layer_scopes import scope_of
+from tests.support.layer_scopes import in_one_program, scope_of
 
 needs_native = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 SIZES = LatentAttentionSizes(
@@ -60,7 +60,7 @@ def make_attention(quant_config=None, *, dtype=jnp.float32, weights_dtype=np.flo
 
 
 def whole(attention, x):
-    return attention(None, x, AttentionMetadata.for_whole_sequences([len(x)]))[1]
+    return in_one_program(attention, None, x, AttentionMetadata.for_whole_sequences([len(x)]))[1]
 
 
 def paged(attention, x, chunks):

@@ -7,7 +7,7 @@ import pytest
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.output_gate import OutputGate
-from tests.support.layer_scopes import scope_of
+from tests.support.layer_scopes import in_one_program, scope_of
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, TOKENS = 48, 4, 2, 16, 19
 CONFIG = {
@@ -26,7 +26,7 @@ GATES = {
 
 
 def run(layer: GroupedQueryAttention, x: np.ndarray) -> np.ndarray:
-    return np.asarray(layer(None, jnp.asarray(x), AttentionMetadata.for_whole_sequences((TOKENS,)))[1])
+    return np.asarray(in_one_program(layer, None, jnp.asarray(x), AttentionMetadata.for_whole_sequences((TOKENS,)))[1])
 
 
 def attended(layer: GroupedQueryAttention, q_weight: np.ndarray, x: np.ndarray) -> np.ndarray:

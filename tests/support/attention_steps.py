@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -22,7 +21,7 @@ def paged(array: jax.Array | np.ndarray, kernels: Literal["native", "any"] = "an
     """A cache of one device in the layout of these kernels, of an array [num_blocks, ...] that has it."""
     shape = array.shape[1:]
     layout = CacheLayout(kernels, shape[0], 1, shape, np.dtype(array.dtype), (None,) * len(shape))
-    return layout.cache(jnp.asarray(array))
+    return layout.cache(jax.device_put(array))
 
 
 @dataclass
@@ -40,9 +39,8 @@ class Step:
 
     @property
     def operands(self) -> tuple[jax.Array, ...]:
-        return tuple(
-            jnp.asarray(x)
-            for x in (
+        return jax.device_put(
+            (
                 self.q,
                 self.kv_cache,
                 self.seq_lens,

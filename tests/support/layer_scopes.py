@@ -1,9 +1,10 @@
-"""Scopes for making layers without a checkpoint."""
+"""Scopes for making layers without a checkpoint, and how to run a layer."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -18,3 +19,9 @@ def scope_of(
     """The scope of a layer in a model with this config.json."""
     vllm_config = VllmConfig(ModelConfig("", HFConfig(config), dtype=dtype))
     return LayerScope(vllm_config, nnx.Rngs(0), quant_config, prefix)
+
+
+def in_one_program(layer: nnx.Module, *operands: Any) -> Any:
+    """What the layer gives for these operands. Called as it is, each of its operations would be compiled alone."""
+    graph, state = nnx.split(layer)
+    return jax.jit(lambda state, *operands: nnx.merge(graph, state)(*operands))(state, *operands)

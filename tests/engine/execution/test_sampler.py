@@ -1,5 +1,8 @@
 """The sampler against transformers, torch and exact distributions."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,11 +26,16 @@ def random_logits(rows, vocab_size, seed=0):
     return np.random.default_rng(seed).normal(size=(rows, vocab_size)).astype(np.float32) * 3
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def unpacked(vector, num_rows, features) -> SamplingArrays:
+    return SamplingArrays.unpack(vector, num_rows, features)
+
+
 def packed(requests, num_rows, vocab_size) -> tuple[SamplingArrays, SamplerFeatures]:
     """As a runner does it: one packed vector."""
     batch = build_sampling_batch(requests, num_rows, vocab_size)
     vector = SamplingPacker(vocab_size).pack([batch], num_rows, batch.features)
-    return SamplingArrays.unpack(jnp.asarray(vector), num_rows, batch.features), batch.features
+    return unpacked(vector, num_rows, batch.features), batch.features
 
 
 def sample_requests(logits, requests, num_rows=None):
@@ -36,12 +44,12 @@ def sample_requests(logits, requests, num_rows=None):
     arrays, features = packed(requests, num_rows, logits.shape[1])
     padded = np.full((num_rows, logits.shape[1]), np.nan, np.float32)
     padded[: len(requests)] = logits
-    return sample(jnp.asarray(padded), arrays, features=features)
+    return sample(jax.device_put(padded), arrays, features=features)
 
 
 def adjusted(logits, requests):
     arrays, features = packed(requests, len(requests), logits.shape[1])
-    return np.asarray(adjust_logits(jnp.asarray(logits), arrays, features))
+    return np.asarray(jax.jit(adjust_logits, static_argnums=2)(logits, arrays, features))
 
 
 def test_greedy_takes_the_first_most_likely_token():
