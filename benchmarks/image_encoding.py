@@ -1,6 +1,6 @@
 """How long a vision tower takes for an image, next to transformers, and how long running answers wait for it.
 
-python benchmarks/image_encoding.py [--tower smolvlm|qwen3-vl-2b] [--side PIXELS] [--layers N]
+python benchmarks/image_encoding.py [--tower smolvlm|qwen3-vl-2b] [--side PIXELS] [--layers N] [--quantization int8]
 
 The weights are random, in the shapes of SmolVLM-256M and of Qwen3-VL-2B; the text is small. Needs torch and
 transformers.
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--tower", choices=("smolvlm", "qwen3-vl-2b"), default="smolvlm")
     parser.add_argument("--side", type=int, default=512, help="pixels of a side of the image")
     parser.add_argument("--layers", type=int, help="of the tower, instead of all")
+    parser.add_argument("--quantization", choices=("int8",), help="of the tower's weights and activations in jaxis")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -50,14 +51,20 @@ def main() -> None:
         _write(folder, config, processor, placeholder)
         noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
         image = Image.fromarray(noise).resize((arguments.side, arguments.side), Image.Resampling.BICUBIC)
+        sizes = {"max_model_len": 4096, "kv_cache_memory": "256MiB"}
         with LLM(
-            str(folder), dtype="bfloat16", show_progress=False, max_model_len=4096, kv_cache_memory="256MiB"
+            str(folder),
+            dtype="bfloat16",
+            vision_quantization=arguments.quantization,
+            show_progress=False,
+            **sizes,
         ) as llm:
             prompt = {"prompt": placeholder, "multi_modal_data": {"image": image}}
             item = llm._tokenize(prompt, "the prompt").inputs[0]
             ours = _seconds_of_jaxis(llm, item)
             theirs = _seconds_of_torch(folder, item, arguments.tower)
-            print(f"{arguments.tower}, {item.shape[0]} views of {item.shape[1]} x {item.shape[2]} pixels, bfloat16:")
+            print(f"{arguments.tower}, {item.shape[0]} views of {item.shape[1]} x {item.shape[2]} pixels, ", end="")
+            print(f"{arguments.quantization or 'bfloat16'}:")
             print(f"  jaxis {ours:.2f} s, transformers {theirs:.2f} s: {theirs / ours:.2f} times as fast")
             alone, beside = _gaps(llm, None), _gaps(llm, prompt)
             print(f"{DECODES} running answers, p99 of the time between steps: {1e3 * alone:.1f} ms alone, ", end="")

@@ -5,16 +5,18 @@
 
 namespace jaxis {
 
-// T tokens, H query heads, K key-value heads of D elements, D a multiple of 16. Token t sees tokens first[t] to last[t]
-// of the array, both included, and at least one. Sequences and windows are such ranges.
+// Q queries of T tokens, H query heads, K key-value heads of D elements, D a multiple of 16. Query t sees tokens
+// first[t] to last[t], both included, and at least one. Sequences and windows are such ranges. A head's tokens lie
+// together: rows that are a multiple of 4 KiB apart, as those of [T, H, D] often are, share few lines of the cache.
 struct SequenceAttention {
-  const float* q;        // [T, H, D]
-  const float* k;        // [T, K, D]
-  const float* v;        // [T, K, D]
-  const int32_t* first;  // [T]
-  const int32_t* last;   // [T]
-  float* out;            // [T, H, D]
-  float* log_sums;       // [T, H]: logarithms of the sums that the softmaxes divide by
+  const float* q;        // [H, Q, D]
+  const float* k;        // [K, T, D]
+  const float* v;        // [K, T, D]
+  const int32_t* first;  // [Q]
+  const int32_t* last;   // [Q]
+  float* out;            // [H, Q, D]
+  float* log_sums;       // [H, Q]: logarithms of the sums that the softmaxes divide by
+  int64_t num_queries;
   int64_t num_tokens;
   int64_t num_heads;
   int64_t num_kv_heads;
@@ -26,10 +28,10 @@ struct SequenceAttention {
 // (arXiv:2205.14135), so that nothing of the size of T * T is kept.
 struct SequenceAttentionGradient {
   SequenceAttention forward;  // with its results
-  const float* out_gradient;  // [T, H, D]
-  float* q_gradient;          // [T, H, D]
-  float* k_gradient;          // [T, K, D]
-  float* v_gradient;          // [T, K, D]
+  const float* out_gradient;  // [H, Q, D]
+  float* q_gradient;          // [H, Q, D]
+  float* k_gradient;          // [K, T, D]
+  float* v_gradient;          // [K, T, D]
 };
 
 }  // namespace jaxis

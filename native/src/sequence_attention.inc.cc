@@ -72,11 +72,11 @@ struct Sight {
 };
 
 Sight sight_of(const SequenceAttention& a, int64_t tile) {
-  const int64_t begin = tile * kLanes, rows = min_of(kLanes, a.num_tokens - begin);
+  const int64_t begin = tile * kLanes, rows = min_of(kLanes, a.num_queries - begin);
   Sight sight{a.first[begin], a.last[begin], a.first[begin], a.last[begin], {}, {}};
   for (int64_t i = 0; i < kLanes; ++i) {
     if (i >= rows) {
-      // Lanes that are no tokens see nothing.
+      // Lanes that are no queries see nothing.
       sight.firsts[i] = 1.0f;
       sight.lasts[i] = 0.0f;
       sight.first_of_all = a.num_tokens;
@@ -99,11 +99,11 @@ JAXIS_INLINE F32x16 keep_seen(const Sight& sight, int64_t key, F32x16 x) {
   return keep_at_least(place, load(sight.firsts), keep_at_least(load(sight.lasts), place, x));
 }
 
-// A head of a tile's rows [T, H, D], transposed to [D][16] and multiplied.
+// A head of a tile's rows [H, Q, D], transposed to [D][16] and multiplied.
 void transpose_in(const SequenceAttention& a, const float* rows, int64_t tile, int64_t head, float factor, float* to) {
-  const int64_t begin = tile * kLanes, count = min_of(kLanes, a.num_tokens - begin);
+  const int64_t begin = tile * kLanes, count = min_of(kLanes, a.num_queries - begin);
   for (int64_t i = 0; i < kLanes; ++i) {
-    const float* row = rows + ((begin + i) * a.num_heads + head) * a.head_dim;
+    const float* row = rows + (head * a.num_queries + begin + i) * a.head_dim;
     for (int64_t d = 0; d < a.head_dim; ++d) to[d * kLanes + i] = i < count ? row[d] * factor : 0.0f;
   }
 }
@@ -111,14 +111,14 @@ void transpose_in(const SequenceAttention& a, const float* rows, int64_t tile, i
 // The other way: [D][16], lanes multiplied.
 void transpose_out(const SequenceAttention& a, const float* from, const float* factors, int64_t tile, int64_t head,
                    float* rows) {
-  const int64_t begin = tile * kLanes, count = min_of(kLanes, a.num_tokens - begin);
+  const int64_t begin = tile * kLanes, count = min_of(kLanes, a.num_queries - begin);
   for (int64_t i = 0; i < count; ++i) {
-    float* row = rows + ((begin + i) * a.num_heads + head) * a.head_dim;
+    float* row = rows + (head * a.num_queries + begin + i) * a.head_dim;
     for (int64_t d = 0; d < a.head_dim; ++d) row[d] = from[d * kLanes + i] * factors[i];
   }
 }
 
-int64_t num_query_tiles(const SequenceAttention& a) { return ceil_div(a.num_tokens, kLanes); }
+int64_t num_query_tiles(const SequenceAttention& a) { return ceil_div(a.num_queries, kLanes); }
 
 float* buffer(Scratch name, int64_t size) {
   return static_cast<float*>(scratch(name, size * static_cast<int64_t>(sizeof(float))));
@@ -127,17 +127,15 @@ float* buffer(Scratch name, int64_t size) {
 // Scores, or other products of a tile's queries with keys or values of a head, [keys][16].
 void products_with_keys(const SequenceAttention& a, const float* keys, int64_t begin, int64_t end, int64_t kv_head,
                         const float* queries, float* out) {
-  const int64_t step = a.num_kv_heads * a.head_dim;
-  sum_products<false>({keys + begin * step + kv_head * a.head_dim, step, 1}, queries, kLanes, a.head_dim, out, kLanes,
-                      end - begin);
+  sum_products<false>({keys + (kv_head * a.num_tokens + begin) * a.head_dim, a.head_dim, 1}, queries, kLanes,
+                      a.head_dim, out, kLanes, end - begin);
 }
 
 // Adds to sums [D][16] the keys or values of a head, weighted by [keys][16].
 void add_weighted(const SequenceAttention& a, const float* keys, int64_t begin, int64_t end, int64_t kv_head,
                   const float* weights, float* sums) {
-  const int64_t step = a.num_kv_heads * a.head_dim;
-  sum_products<true>({keys + begin * step + kv_head * a.head_dim, 1, step}, weights, kLanes, end - begin, sums, kLanes,
-                     a.head_dim);
+  sum_products<true>({keys + (kv_head * a.num_tokens + begin) * a.head_dim, 1, a.head_dim}, weights, kLanes,
+                     end - begin, sums, kLanes, a.head_dim);
 }
 
 void attend(const SequenceAttention& a, int64_t tile, int64_t head) {
@@ -178,10 +176,10 @@ void attend(const SequenceAttention& a, int64_t tile, int64_t head) {
   float peaks[kLanes], totals[kLanes], factors[kLanes];
   store(peaks, peak);
   store(totals, total);
-  const int64_t rows = min_of(kLanes, a.num_tokens - tile * kLanes);
+  const int64_t rows = min_of(kLanes, a.num_queries - tile * kLanes);
   for (int64_t i = 0; i < rows; ++i) {
     factors[i] = 1.0f / totals[i];
-    a.log_sums[(tile * kLanes + i) * a.num_heads + head] = peaks[i] + std::log(totals[i]);
+    a.log_sums[head * a.num_queries + tile * kLanes + i] = peaks[i] + std::log(totals[i]);
   }
   transpose_out(a, sums, factors, tile, head, a.out);
 }
@@ -203,9 +201,9 @@ void prepare(const SequenceAttentionGradient& g, int64_t tile, int64_t head, con
   const SequenceAttention& a = g.forward;
   transpose_in(a, a.q, tile, head, a.scale, to.queries);
   transpose_in(a, g.out_gradient, tile, head, 1.0f, to.out_gradients);
-  const int64_t begin = tile * kLanes, rows = min_of(kLanes, a.num_tokens - begin);
+  const int64_t begin = tile * kLanes, rows = min_of(kLanes, a.num_queries - begin);
   for (int64_t i = 0; i < kLanes; ++i) {
-    const int64_t row = (begin + i) * a.num_heads + head;
+    const int64_t row = head * a.num_queries + begin + i;
     to.log_sums[i] = i < rows ? a.log_sums[row] : 0.0f;
     to.output_changes[i] = 0.0f;
     if (i >= rows) continue;
@@ -265,25 +263,25 @@ void key_gradients(const SequenceAttentionGradient& g, int64_t span, int64_t kv_
     store(of_keys + i, zero());
     store(of_values + i, zero());
   }
-  const int64_t group = a.num_heads / a.num_kv_heads, row_step = a.num_heads * a.head_dim;
+  const int64_t group = a.num_heads / a.num_kv_heads;
   for (int64_t tile = 0; tile < num_query_tiles(a); ++tile) {
     const Sight sight = sight_of(a, tile);
     const int64_t begin = max_of(span_begin, sight.first), end = min_of(span_end, sight.last + 1);
     if (begin >= end) continue;
-    const int64_t token = tile * kLanes, rows = min_of(kLanes, a.num_tokens - token);
+    const int64_t token = tile * kLanes, rows = min_of(kLanes, a.num_queries - token);
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       score_gradients(a, inputs_of(tile, head), sight, begin, end, kv_head, weights, gradients);
-      const int64_t row = token * row_step + head * a.head_dim, to = (begin - span_begin) * a.head_dim;
+      const int64_t row = (head * a.num_queries + token) * a.head_dim, to = (begin - span_begin) * a.head_dim;
       for (int64_t d = 0; d < a.head_dim; d += kLanes) {
-        sum_products<true>({gradients, kLanes, 1}, a.q + row + d, row_step, rows, of_keys + to + d, a.head_dim,
+        sum_products<true>({gradients, kLanes, 1}, a.q + row + d, a.head_dim, rows, of_keys + to + d, a.head_dim,
                            end - begin);
-        sum_products<true>({weights, kLanes, 1}, g.out_gradient + row + d, row_step, rows, of_values + to + d,
+        sum_products<true>({weights, kLanes, 1}, g.out_gradient + row + d, a.head_dim, rows, of_values + to + d,
                            a.head_dim, end - begin);
       }
     }
   }
   for (int64_t key = span_begin; key < span_end; ++key) {
-    const int64_t to = (key * a.num_kv_heads + kv_head) * a.head_dim, from = (key - span_begin) * a.head_dim;
+    const int64_t to = (kv_head * a.num_tokens + key) * a.head_dim, from = (key - span_begin) * a.head_dim;
     for (int64_t d = 0; d < a.head_dim; d += kLanes) {
       store(g.k_gradient + to + d, load(of_keys + from + d) * broadcast(a.scale));
       store(g.v_gradient + to + d, load(of_values + from + d));
@@ -294,24 +292,27 @@ void key_gradients(const SequenceAttentionGradient& g, int64_t span, int64_t kv_
 }  // namespace
 
 void sequence_attention(const SequenceAttention& a, const Pool& pool) {
-  parallel_for(pool, num_query_tiles(a) * a.num_heads,
-               [&](int64_t task) { attend(a, task / a.num_heads, task % a.num_heads); });
+  // Tiles of a head one after the other: its keys and values stay in a cache.
+  const int64_t num_tiles = num_query_tiles(a);
+  parallel_for(pool, num_tiles * a.num_heads, [&](int64_t task) { attend(a, task % num_tiles, task / num_tiles); });
 }
 
 void sequence_attention_gradient(const SequenceAttentionGradient& g, const Pool& pool) {
   const SequenceAttention& a = g.forward;
-  const int64_t size = TileInputs::size(a.head_dim), num_tasks = num_query_tiles(a) * a.num_heads;
+  const int64_t size = TileInputs::size(a.head_dim), num_tiles = num_query_tiles(a),
+                num_tasks = num_tiles * a.num_heads;
   float* inputs = buffer(Scratch::kPlan, size * num_tasks);
   const auto inputs_of = [&](int64_t tile, int64_t head) {
-    return TileInputs::at(inputs + (tile * a.num_heads + head) * size, a.head_dim);
+    return TileInputs::at(inputs + (head * num_tiles + tile) * size, a.head_dim);
   };
   parallel_for(pool, num_tasks, [&](int64_t task) {
-    const int64_t tile = task / a.num_heads, head = task % a.num_heads;
+    const int64_t tile = task % num_tiles, head = task / num_tiles;
     prepare(g, tile, head, inputs_of(tile, head));
     query_gradient(g, inputs_of(tile, head), tile, head);
   });
-  parallel_for(pool, ceil_div(a.num_tokens, kSpanKeys) * a.num_kv_heads,
-               [&](int64_t task) { key_gradients(g, task / a.num_kv_heads, task % a.num_kv_heads, inputs_of); });
+  const int64_t num_spans = ceil_div(a.num_tokens, kSpanKeys);
+  parallel_for(pool, num_spans * a.num_kv_heads,
+               [&](int64_t task) { key_gradients(g, task % num_spans, task / num_spans, inputs_of); });
 }
 
 }  // namespace jaxis::JAXIS_ISA

@@ -64,6 +64,7 @@ struct Inputs {
                               r.out.data(),
                               r.log_sums.data(),
                               tokens,
+                              tokens,
                               kHeads,
                               kKvHeads,
                               head_dim,
@@ -91,15 +92,15 @@ Expected expect(const Inputs& in) {
              std::vector<double>(in.q.size()), std::vector<double>(in.k.size()), std::vector<double>(in.v.size())};
   for (int64_t t = 0; t < in.tokens; ++t) {
     for (int64_t h = 0; h < kHeads; ++h) {
-      const int64_t row = (t * kHeads + h) * d, kv = h / (kHeads / kKvHeads);
-      const auto key_row = [&](int64_t s) { return (s * kKvHeads + kv) * d; };
+      const int64_t row = (h * in.tokens + t) * d, kv = h / (kHeads / kKvHeads);
+      const auto key_row = [&](int64_t s) { return (kv * in.tokens + s) * d; };
       std::vector<double> weights;
       double total = 0.0;
       for (int64_t s = in.ranges.first[t]; s <= in.ranges.last[t]; ++s) {
         weights.push_back(std::exp(in.scale * dot(&in.q[row], &in.k[key_row(s)], d)));
         total += weights.back();
       }
-      e.log_sums[t * kHeads + h] = std::log(total);
+      e.log_sums[h * in.tokens + t] = std::log(total);
       double change = 0.0;
       for (int64_t s = in.ranges.first[t]; s <= in.ranges.last[t]; ++s) {
         double& weight = weights[s - in.ranges.first[t]];
@@ -157,5 +158,34 @@ TEST(sequence_attention, of_large_scores_is_finite) {
   const Results r = in.run(no_pool());
   for (const std::vector<float>* values : {&r.out, &r.log_sums, &r.q, &r.k, &r.v}) {
     for (const float value : *values) CHECK(std::isfinite(value));
+  }
+}
+
+TEST(sequence_attention, of_some_queries_has_their_results) {
+  const Inputs in({{100, 30, 70}, 1000, false}, 32);
+  const Results all = in.run(no_pool());
+  constexpr int64_t kFirst = 32, kCount = 90;  // a whole number of tiles before them
+  std::vector<float> q, out(kHeads * kCount * 32), log_sums(kHeads * kCount);
+  for (int64_t h = 0; h < kHeads; ++h) {
+    const float* head = in.q.data() + (h * in.tokens + kFirst) * 32;
+    q.insert(q.end(), head, head + kCount * 32);
+  }
+  const SequenceAttention a{q.data(),
+                            in.k.data(),
+                            in.v.data(),
+                            in.ranges.first.data() + kFirst,
+                            in.ranges.last.data() + kFirst,
+                            out.data(),
+                            log_sums.data(),
+                            kCount,
+                            in.tokens,
+                            kHeads,
+                            kKvHeads,
+                            32,
+                            in.scale};
+  kernels().sequence_attention(a, no_pool());
+  for (int64_t h = 0; h < kHeads; ++h) {
+    const float* expected = all.out.data() + (h * in.tokens + kFirst) * 32;
+    CHECK(std::equal(expected, expected + kCount * 32, out.data() + h * kCount * 32));
   }
 }

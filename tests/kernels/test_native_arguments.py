@@ -289,7 +289,7 @@ def test_small_kernels_check_shapes():
 
 
 def test_sequence_attention_rejects_ranges_without_tokens():
-    q, k = floats(TOKENS, HEADS, HEAD_DIM), floats(TOKENS, KV_HEADS, HEAD_DIM)
+    q, k = floats(HEADS, TOKENS, HEAD_DIM), floats(KV_HEADS, TOKENS, HEAD_DIM)
     outputs = (jax.ShapeDtypeStruct(q.shape, F32), jax.ShapeDtypeStruct(q.shape[:2], F32))
     for first, last in (((0, 2, 0), (0, 1, 2)), ((0, 0, 0), (0, 1, 3)), ((-1, 0, 0), (0, 1, 2))):
         with error("a token sees none, or tokens that are not there"):

@@ -27,7 +27,8 @@ def test_a_tower_is_compared_and_a_wrong_one_differs(folder):
     with LLM(str(folder), dtype="float32", show_progress=False, **sizes) as llm:
         right = check_images(llm, answer, GATES["float32"])
         encoder = llm.engine.runner.inputs
-        encoder.arrays = [array * 1.01 for array in encoder.arrays]
+        # Those that are not packed: norms, biases and the kernels of patches.
+        encoder.arrays = [array if array.dtype == "uint8" else array * 1.01 for array in encoder.arrays]
         encoder._unused.clear()
         wrong = check_images(llm, answer, GATES["float32"])
     assert right.passed

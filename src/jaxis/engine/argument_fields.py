@@ -19,6 +19,7 @@ KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 KVOffloadingBackend = Literal["native"]
 LoadFormat = Literal["auto", "dummy"]
 ConfigClass = Literal["ModelConfig", "CacheConfig", "SchedulerConfig", "ParallelConfig", "LoadConfig"]
+VisionQuantization = Literal["int8"]
 Quantization = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any]
 
 
@@ -484,6 +485,17 @@ class EngineArgFields:
             documented_default="the file beside the model's",
             metavar="FILE",
             help="The vision part of a GGUF model (mmproj file). Default: the one beside the model's file.",
+        ),
+    )
+    vision_quantization: VisionQuantization | None = field(
+        default=None,
+        metadata=_info(
+            description=(
+                'Low-precision weights of the vision tower: "int8", as in `quantization`. None: as in `dtype`. See '
+                "[images](images.md#how-it-runs)."
+            ),
+            metavar="NAME",
+            help="Low-precision weights of the vision tower: int8.",
         ),
     )
     limit_mm_per_prompt: Mapping[str, int] | None = field(

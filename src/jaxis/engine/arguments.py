@@ -106,6 +106,8 @@ class EngineArgs(EngineArgFields):
         docs/loading.md.
       mmproj: The vision part of a model in GGUF: its `mmproj` file. None: the one that lies beside the model's file, if
         there is one. See docs/images.md.
+      vision_quantization: Low-precision weights of the vision tower: "int8", as in `quantization`. None: as in `dtype`.
+        See docs/images.md.
       limit_mm_per_prompt: Most images and videos of a prompt: `{"image": 32, "video": 32}`, which None and what is not
         named are. With 0 of all that the model takes, no vision tower is loaded. See docs/images.md.
       fit_memory: Choose the width of the weights and the length of the context by what fits into the free memory,
@@ -267,6 +269,8 @@ class EngineArgs(EngineArgFields):
         return parse_bytes(self.kv_offloading_disk_size, "kv_offloading_disk_size")
 
     def _check_input_limits(self) -> None:
+        if self.vision_quantization not in (None, "int8"):
+            raise ConfigError(f'vision_quantization={self.vision_quantization!r} must be "int8" or None')
         limits = self.limit_mm_per_prompt or {}
         is_limits = isinstance(limits, Mapping) and not set(limits) - {"image", "video"}
         if not is_limits or not all(type(limit) is int and limit >= 0 for limit in limits.values()):

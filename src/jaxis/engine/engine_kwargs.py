@@ -15,6 +15,7 @@ from jaxis.engine.argument_fields import (
     KVOffloadingBackend,
     LoadFormat,
     Quantization,
+    VisionQuantization,
 )
 from jaxis.sampling_params import LogprobsMode
 
@@ -67,6 +68,7 @@ class EngineKwargs(TypedDict, total=False):
     speculative_config: Mapping[str, Any] | None
     chat_template: str | os.PathLike[str] | None
     mmproj: str | os.PathLike[str] | None
+    vision_quantization: VisionQuantization | None
     limit_mm_per_prompt: Mapping[str, int] | None
     fit_memory: bool
     kv_events_config: Mapping[str, Any] | None

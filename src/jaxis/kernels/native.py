@@ -252,6 +252,14 @@ def transformable(function: Callable[..., Any], definition: Callable[..., Any]) 
     return wrapped
 
 
+def kernel_name(target: str) -> str | None:
+    """The kernel that `call` was given, from what JAX knows it as; None for a target that is not of this library."""
+    lib = library()
+    suffix = "" if lib is None else f"_{lib.jaxis_isa().decode()}"
+    is_ours = target.startswith("jaxis_") and bool(suffix) and target.endswith(suffix)
+    return target.removeprefix("jaxis_").removesuffix(suffix) if is_ours else None
+
+
 @functools.cache
 def _register(lib: ctypes.CDLL, name: str) -> str:
     """Registers the kernel with JAX and returns the name it has there, which identifies the library."""

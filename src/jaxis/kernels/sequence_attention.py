@@ -1,6 +1,6 @@
-"""Attention of tokens to others of the same array, without a cache: what training computes.
+"""Attention of tokens to others of the same array, without a cache: what training and vision towers compute.
 
-In plain JAX; its derivative on CPU by native kernels, which keep nothing of the size of T * T.
+In plain JAX; on CPU its derivative, and what has none, by native kernels, which keep nothing of the size of T * T.
 """
 
 from __future__ import annotations
@@ -35,9 +35,29 @@ def sequence_attention(
     Returns:
       [T, H, D].
     """
-    if not _has_native_derivative(q, k, v):
+    if not has_kernel(q, k, v):
         return _definition(scale, q, k, v, first, last)
     return _differentiable(scale)(q, k, v, first, last)
+
+
+def kernel_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, last: jax.Array, *, scale: float
+) -> jax.Array:
+    """Attention of some queries by the native kernel, without a derivative; only where `has_kernel`.
+
+    Args:
+      q: [Q, H, D].
+      k: float32 [K, T, D], by head.
+      v: The same.
+      first: int32 [Q], the first token that each query sees.
+      last: int32 [Q], the last one.
+      scale: Multiplies the scores.
+
+    Returns:
+      [Q, H, D]. A query's output depends on nothing but what it sees, and on where in it the tiles of 16 queries begin.
+    """
+    out, _ = _call_forward(scale, _by_head(_as_float32(q)), k, v, first, last)
+    return _by_head(out).astype(q.dtype)
 
 
 def visible_tokens(first: jax.Array, last: jax.Array) -> jax.Array:
@@ -46,7 +66,8 @@ def visible_tokens(first: jax.Array, last: jax.Array) -> jax.Array:
     return (token >= first[:, None]) & (token <= last[:, None])
 
 
-def _has_native_derivative(q: jax.Array, k: jax.Array, v: jax.Array) -> bool:
+def has_kernel(q: jax.Array, k: jax.Array, v: jax.Array) -> bool:
+    """Whether native kernels compute the attention of these, [T, H, D] and twice [T, K, D], and its derivative."""
     head_dim = q.shape[-1]
     return (
         native.usable()
@@ -65,30 +86,39 @@ def _definition(scale: float, q: jax.Array, k: jax.Array, v: jax.Array, first: j
 @functools.cache
 def _differentiable(scale: float) -> Callable[..., jax.Array]:
     """The definition, whose derivative the native kernels compute, of mapped rows as of one array."""
-    call = functools.partial(native.call, scale=np.float32(scale))
-
-    @_of_mapped_rows
-    def forward_kernel(*operands: jax.Array) -> _Operands:
-        q = operands[0]
-        log_sums = jax.ShapeDtypeStruct(q.shape[:2], jnp.float32)
-        return tuple(call("sequence_attention", (_like(q), log_sums), *operands))
+    forward_kernel = _of_mapped_rows(functools.partial(_call_forward, scale))
 
     @_of_mapped_rows
     def gradient_kernel(*operands: jax.Array) -> _Operands:
-        return tuple(call("sequence_attention_gradient", [_like(each) for each in operands[:3]], *operands))
+        outputs = [_like(each) for each in operands[:3]]
+        return tuple(native.call("sequence_attention_gradient", outputs, *operands, scale=np.float32(scale)))
 
     attention = jax.custom_vjp(functools.partial(_definition, scale))
 
     def forward(*operands: jax.Array) -> tuple[jax.Array, _Operands]:
-        out, log_sums = forward_kernel(*map(_as_float32, operands))
-        return out.astype(operands[0].dtype), (*operands, out, log_sums)
+        rows, seen = [_by_head(_as_float32(each)) for each in operands[:3]], operands[3:]
+        out, log_sums = forward_kernel(*rows, *seen)
+        return _by_head(out).astype(operands[0].dtype), (*operands, out, log_sums)
 
     def backward(kept: _Operands, cotangent: jax.Array) -> tuple[jax.Array | None, ...]:
-        gradients = gradient_kernel(*map(_as_float32, (*kept, cotangent)))
-        return *(each.astype(of.dtype) for each, of in zip(gradients, kept[:3], strict=True)), None, None
+        q, k, v, cotangent = (_by_head(_as_float32(each)) for each in (*kept[:3], cotangent))
+        gradients = gradient_kernel(q, k, v, *kept[3:], cotangent)
+        return *(_by_head(each).astype(of.dtype) for each, of in zip(gradients, kept[:3], strict=True)), None, None
 
     attention.defvjp(forward, backward)
     return attention
+
+
+def _call_forward(scale: float, *operands: jax.Array) -> _Operands:
+    """The output [H, T, D] of q [H, T, D], k and v [K, T, D] and the ranges, and what its derivative needs, [H, T]."""
+    q = operands[0]
+    outputs = (_like(q), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32))
+    return tuple(native.call("sequence_attention", outputs, *operands, scale=np.float32(scale)))
+
+
+def _by_head(array: jax.Array) -> jax.Array:
+    """[T, H, D] -> [H, T, D], and back."""
+    return array.swapaxes(0, 1)
 
 
 def _as_float32(array: jax.Array) -> jax.Array:
@@ -110,10 +140,15 @@ def _of_mapped_rows(kernel: Callable[..., _Operands]) -> Callable[..., _Operands
             each if batched else jnp.broadcast_to(each, (axis_size, *each.shape))
             for each, batched in zip(operands, is_batched, strict=True)
         ]
-        num_tokens = rows[0].shape[1]
+        num_tokens = rows[3].shape[1]
         starts = num_tokens * jnp.arange(axis_size, dtype=jnp.int32)[:, None]
-        rows[3:5] = [each + starts for each in rows[3:5]]
-        outputs = mapped(*(each.reshape(-1, *each.shape[2:]) for each in rows))
-        return tuple(each.reshape(axis_size, num_tokens, *each.shape[1:]) for each in outputs), (True,) * len(outputs)
+        rows[3:5] = [(each + starts)[:, None] for each in rows[3:5]]  # as if of one head
+        joined = [each.swapaxes(0, 1).reshape(each.shape[1], -1, *each.shape[3:]) for each in rows]
+        joined[3:5] = [each[0] for each in joined[3:5]]
+        outputs = mapped(*joined)
+        parted = [
+            each.reshape(each.shape[0], axis_size, num_tokens, *each.shape[2:]).swapaxes(0, 1) for each in outputs
+        ]
+        return tuple(parted), (True,) * len(parted)
 
     return mapped

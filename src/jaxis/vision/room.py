@@ -27,11 +27,15 @@ from jaxis.engine.execution.programs import Programs
 from jaxis.errors import RequestError
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.extras import missing_module
+from jaxis.kernels import native
 from jaxis.kernels.platform import target_platform
 from jaxis.layers.module import JaxModule
+from jaxis.layers.weight_bytes import weight_bytes
 from jaxis.models.common.vision_tower import VisionTower, pack_patches, packed_size, unpack_patches
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.prompts import EmbeddedInput
+from jaxis.quantization.arguments import parse_quantization
+from jaxis.quantization.wrappers import Dequantize, PackingConfig
 from jaxis.tokenizer import Tokenizer
 from jaxis.vision.processors import read_processor
 from jaxis.vision.processors.processor import ImageProcessor, PixelScale
@@ -40,6 +44,7 @@ from jaxis.vision.tower_source import MmprojTensors, TowerSource, tower_source
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
+    from jaxis.config.quantization import QuantizationConfig
     from jaxis.engine.arguments import EngineArgs
 
 MAX_INPUTS = {"image": 32, "video": 32}
@@ -61,14 +66,20 @@ class VisionRoom(DeviceRoom):
       source: The tower's.
       pixel_scale: The processor's.
       max_inputs: See `InputEncoder`.
+      quant_config: How the tower's weights are stored and applied; None: as they are.
     """
 
     text = 'the weights of the vision tower (--limit-mm-per-prompt \'{"image": 0, "video": 0}\' leaves it out)'
 
     def __init__(
-        self, config: VllmConfig, source: TowerSource, pixel_scale: PixelScale, max_inputs: Mapping[str, int]
+        self,
+        config: VllmConfig,
+        source: TowerSource,
+        pixel_scale: PixelScale,
+        max_inputs: Mapping[str, int],
+        quant_config: QuantizationConfig | None,
     ) -> None:
-        self._config, self._source = _config_of_tower(config, source.tower_class, source.config), source
+        self._config, self._source = _config_of_tower(config, source.tower_class, source.config, quant_config), source
         self._pixel_scale, self._max_inputs = pixel_scale, max_inputs
 
     def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
@@ -76,7 +87,7 @@ class VisionRoom(DeviceRoom):
         del model
         tower = construct_abstractly(self._config, check_config=False, model_class=self._source.tower_class)
         # As if each device had all of it.
-        return sum(param.get_value().size for _, param in tower.named_parameters()) * np.dtype(dtype).itemsize
+        return weight_bytes(tower, np.dtype(dtype).itemsize)
 
     def fill(self, executor: Executor, note: Callable[[str], None]) -> RoomContents:
         """See `DeviceRoom`."""
@@ -131,7 +142,13 @@ def vision_room(
     config = make_config(args)
     if processor.is_bidirectional and (reason := _why_not_bidirectional(config, processor)):
         return reason
-    return VisionRoom(config, source, processor.pixel_scale, limits)
+    return VisionRoom(config, source, processor.pixel_scale, limits, _quantization(args))
+
+
+def _quantization(args: EngineArgs) -> QuantizationConfig | None:
+    choice = parse_quantization(args.vision_quantization)
+    assert not isinstance(choice, Dequantize)
+    return PackingConfig(choice) if native.usable() and args.num_devices == 1 else choice
 
 
 def _why_not_bidirectional(config: VllmConfig, processor: ImageProcessor) -> str | None:
@@ -420,7 +437,9 @@ def _padded(num_patches: int, merge_size: int) -> int:
     return (power * 3 // 4 if power * size > _SMALLEST_PADDED and num_merged <= power * 3 // 4 else power) * size
 
 
-def _config_of_tower(config: VllmConfig, tower_class: type[VisionTower], hf_config: HFConfig) -> VllmConfig:
+def _config_of_tower(
+    config: VllmConfig, tower_class: type[VisionTower], hf_config: HFConfig, quant_config: QuantizationConfig | None
+) -> VllmConfig:
     """The engine's configuration with the keys of config.json that are about the tower, none of which may be unread."""
     values, chosen = hf_config.to_dict(), {}
     for dotted in tower_class.config_keys:
@@ -434,5 +453,5 @@ def _config_of_tower(config: VllmConfig, tower_class: type[VisionTower], hf_conf
     model_config = dataclasses.replace(config.model_config, hf_config=chosen_config)
     load_config = dataclasses.replace(config.load_config, tensor_changes=None, prediction_layer=False)
     return dataclasses.replace(
-        config, model_config=model_config, load_config=load_config, quant_config=None, speculative_config=None
+        config, model_config=model_config, load_config=load_config, quant_config=quant_config, speculative_config=None
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,15 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
+from jaxis.kernels import native
+
 _FEWEST_ROWS = 64  # of a piece of a product: fewer make poor use of a processor
 _ELEMENT_FLOPS = 32  # what an element of another operation costs, beside those of products
+# Operations that do what a jaxpr says, and the parameter that is that jaxpr.
+_CALLS = {"jit": "jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vmap_call": "call"}
 _MOVES = frozenset({"reshape", "broadcast_in_dim", "squeeze", "slice", "transpose", "bitcast_convert_type", "iota"})
+
+_Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,8 +160,8 @@ class _Cutter:
             if group is None:
                 group = []
                 self._groups.append(group)
-            if eqn.primitive.name == "jit":
-                inner = eqn.params["jaxpr"]
+            if (parameter := _CALLS.get(eqn.primitive.name)) is not None:
+                inner = eqn.params[parameter]
                 results = self.add(inner.jaxpr, inner.consts, [read(var) for var in eqn.invars], group)
                 values |= dict(zip(eqn.outvars, results, strict=True))
                 continue
@@ -164,7 +170,7 @@ class _Cutter:
             outputs = [self._value_like(_aval(var).shape, _aval(var).dtype) for var in outvars]
             values |= dict(zip(outvars, outputs, strict=True))
             flops = _flops(eqn)
-            if flops > self._max_flops and eqn.primitive.name == "dot_general" and _has_rows(eqn):
+            if flops > self._max_flops and _has_rows(eqn):
                 self._add_product(eqn, [read(var) for var in eqn.invars], outputs[0], flops, group)
             elif flops > self._max_flops and eqn.primitive.name == "scan" and not eqn.params["num_carry"]:
                 self._add_map(eqn, [read(var) for var in eqn.invars], dict(zip(outvars, outputs, strict=True)), group)
@@ -179,22 +185,17 @@ class _Cutter:
         self, eqn: JaxprEqn, inputs: Sequence[int], output: int, flops: float, group: list[_Operation]
     ) -> None:
         """A product in pieces of rows."""
-        params, num_rows = eqn.params, _aval(eqn.invars[0]).shape[0]
+        params, num_rows = dict(eqn.params), _aval(eqn.invars[0]).shape[0]
         rows = _piece(num_rows, flops / num_rows, self._max_flops, _FEWEST_ROWS)
-
-        def piece(left: jax.Array, right: jax.Array, index: jax.Array) -> list[jax.Array]:
-            part = jax.lax.dynamic_slice_in_dim(left, index * rows, rows)
-            return [
-                jax.lax.dot_general(
-                    part,
-                    right,
-                    params["dimension_numbers"],
-                    precision=params["precision"],
-                    preferred_element_type=params["preferred_element_type"],
-                )
-            ]
-
         shape, dtype = _aval(eqn.outvars[0]).shape, _aval(eqn.outvars[0]).dtype
+        if eqn.primitive.multiple_results:
+            params["result_avals"] = (ShapedArray((rows, *shape[1:]), dtype),)
+
+        def piece(left: jax.Array, *others: jax.Array) -> list[jax.Array]:
+            part = jax.lax.dynamic_slice_in_dim(left, others[-1] * rows, rows)
+            result = eqn.primitive.bind(part, *others[:-1], **params)
+            return list(result) if eqn.primitive.multiple_results else [result]
+
         pieces = []
         for i in range(num_rows // rows):
             pieces.append(self._value_like((rows, *shape[1:]), dtype))
@@ -285,7 +286,12 @@ def _joined(*pieces: jax.Array) -> list[jax.Array]:
 
 
 def _has_rows(eqn: JaxprEqn) -> bool:
-    """Whether a product's first axis is one of its left operand alone."""
+    """Whether an operation is a product whose first axis is one of its left operand alone."""
+    if _kernel(eqn) == "matmul":
+        num_rows = _aval(eqn.invars[0]).shape[0]
+        return len(eqn.outvars) == 1 and all(_aval(var).shape[:1] != (num_rows,) for var in eqn.invars[1:])
+    if eqn.primitive.name != "dot_general":
+        return False
     (contracted, _), (batched, _) = eqn.params["dimension_numbers"]
     return not batched and 0 not in contracted
 
@@ -296,12 +302,30 @@ def _piece(size: int, flops_of_one: float, max_flops: float, least: int) -> int:
     return max((each for each in divisors if each * flops_of_one <= max_flops), default=divisors[0])
 
 
+def _kernel(eqn: JaxprEqn) -> str | None:
+    """The native kernel that an operation calls."""
+    return native.kernel_name(eqn.params["target_name"]) if eqn.primitive.name == "ffi_call" else None
+
+
+def _flops_of_product(rows: _Shape, _panels: _Shape, product: _Shape) -> float:
+    return 2.0 * math.prod(rows) * product[1]
+
+
+def _flops_of_attention(queries: _Shape, keys: _Shape, _attended: _Shape) -> float:
+    return 4.0 * math.prod(queries) * keys[1]
+
+
+_KERNEL_FLOPS = {"matmul": _flops_of_product, "sequence_attention": _flops_of_attention}
+
+
 def _flops(eqn: JaxprEqn) -> float:
     """About what an operation costs; a loop whose length is not known counts as one pass."""
     if eqn.primitive.name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
         left = _aval(eqn.invars[0]).shape
         return 2.0 * _aval(eqn.outvars[0]).size * math.prod(left[i] for i in contracted)
+    if (kernel := _kernel(eqn)) is not None and kernel in _KERNEL_FLOPS:
+        return _KERNEL_FLOPS[kernel](*(_aval(var).shape for var in (*eqn.invars[:2], *eqn.outvars[:1])))
     inner = [each for param in eqn.params.values() for each in (param if isinstance(param, tuple) else (param,))]
     jaxprs = [each.jaxpr if isinstance(each, ClosedJaxpr) else each for each in inner]
     jaxprs = [each for each in jaxprs if isinstance(each, Jaxpr)]

@@ -70,7 +70,7 @@ class Cohere2Vision(VisionTower):
     norms_late = False
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         config = scope.config
         config.expect("vision_feature_layer", -1)
         config.expect("vision_feature_select_strategy", "full")

@@ -64,7 +64,7 @@ class Gemma3Vision(VisionTower):
     names = CheckpointNames((("vision_tower.vision_model", "vision_tower"),))
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         model_types = ("siglip_vision_model",)
         self.vision_tower = SiglipTower(vision_scope(scope / "vision_tower"), model_types, _DEFAULTS)
         self.patch_size = self.vision_tower.patch_size

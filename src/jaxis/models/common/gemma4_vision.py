@@ -247,7 +247,7 @@ class Gemma4Vision(VisionTower):
     prefixes = ("vision_tower.", "embed_vision.")
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         self.vision_tower = Gemma4VisionModel(vision_scope(scope / "vision_tower"))
         self.patch_size, self.merge_size = self.vision_tower.patch_size, self.vision_tower.merge_size
         self.embed_vision = Gemma4Embedder(scope / "embed_vision", self.vision_tower.hidden_size)
@@ -309,7 +309,7 @@ class Gemma4UnifiedVision(VisionTower):
     merge_size = 1
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        self.embed_vision = Gemma4PixelEmbedder(LayerScope(vllm_config, rng) / "embed_vision")
+        self.embed_vision = Gemma4PixelEmbedder(LayerScope(vllm_config, rng, vllm_config.quant_config) / "embed_vision")
         self.patch_size = self.embed_vision.patch_size
 
     def __call__(self, patches: Patches) -> jax.Array:

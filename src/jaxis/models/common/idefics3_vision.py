@@ -64,7 +64,7 @@ class Idefics3Vision(VisionTower):
     prefixes = ("vision_model.", "connector.")
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         model_types = ("idefics3", "idefics3_vision", "smolvlm_vision")
         self.vision_model = SiglipTower(vision_scope(scope / "vision_model"), model_types, _DEFAULTS)
         self.patch_size, self.merge_size = self.vision_model.patch_size, scope.config.get("scale_factor", 2)

@@ -185,7 +185,7 @@ class InternVLVision(VisionTower):
     names = CheckpointNames((("layer_norm", "pre_norm"),))
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         config = scope.config
         config.expect("vision_feature_layer", -1)
         config.expect("vision_feature_select_strategy", "default")

@@ -175,7 +175,7 @@ class KimiVision(VisionTower):
     )
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         self.vision_tower = MoonViT(vision_scope(scope / "vision_tower"))
         num_features = self.vision_tower.hidden_size
         scope.config.expect("projection_hidden_size", num_features)

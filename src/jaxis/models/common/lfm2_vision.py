@@ -104,7 +104,7 @@ class Lfm2Vision(VisionTower):
     names = CheckpointNames((("vision_tower.vision_model", "vision_tower"), ("layer_norm", "pre_norm")))
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         self.vision_tower = Siglip2Tower(vision_scope(scope / "vision_tower"))
         config = scope.config
         self.patch_size, self.merge_size = self.vision_tower.patch_size, config.get("downsample_factor", 2)

@@ -228,7 +228,7 @@ class Lfm3Vision(VisionTower):
     )
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         config = scope.config
         self.vision_tower = Lfm3VisionTower(vision_scope(scope / "vision_tower"))
         self.patch_size, self.merge_size = self.vision_tower.patch_size, self.vision_tower.merge_size

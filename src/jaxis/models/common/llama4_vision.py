@@ -228,7 +228,7 @@ class Llama4Vision(VisionTower):
     prefixes = ("vision_model.", "multi_modal_projector.")
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         self.vision_model = Llama4VisionModel(vision_scope(scope / "vision_model"))
         self.patch_size, self.merge_size = self.vision_model.patch_size, self.vision_model.merge_size
         self.multi_modal_projector = Llama4Projector(scope / "multi_modal_projector", self.vision_model.output_size)

@@ -123,7 +123,7 @@ class LlavaVision(VisionTower):
     is_normed: ClassVar[bool] = False
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         config, of_tower = scope.config, vision_scope(scope / "vision_tower")
         kind = of_tower.config.get("model_type", "clip_vision_model")
         self.vision_tower: ClipTower | SiglipTower | PixtralTower
@@ -177,7 +177,7 @@ class LlavaNextVision(LlavaVision):
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
         super().__init__(vllm_config, rng)
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         scope.config.expect("use_image_newline_parameter", True)
         self.image_newline = parameter(scope, scope.config["text_config"]["hidden_size"])
 

@@ -126,7 +126,7 @@ class MiniCPMVision(VisionTower):
     names = CheckpointNames((("merger.mlp.0", "merger"),))
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         config = scope.config
         config.expect("drop_vision_last_layer", False)
         config.expect("merge_kernel_size", [2, 2])

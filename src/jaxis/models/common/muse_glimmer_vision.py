@@ -184,7 +184,7 @@ class MuseGlimmerVision(VisionTower):
     names = CheckpointNames((("attn.proj", "attn.out_proj"),))
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         config = scope.config
         self.vision_tower = MuseGlimmerTower(vision_scope(scope / "vision_tower"))
         self.patch_size, self.merge_size = self.vision_tower.patch_size, self.vision_tower.merge_size

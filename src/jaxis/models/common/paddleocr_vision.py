@@ -81,7 +81,7 @@ class PaddleOcrVision(QwenVision):
     names = CheckpointNames((("visual.vision_model", "visual"), ("mlp_AR", "projector")))
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         config = scope.config
         self._check_rope(config)
         self.visual = PaddleOcrTower(vision_scope(scope / "visual"))

@@ -183,7 +183,7 @@ class PixtralVision(VisionTower):
     prefixes = ("vision_tower.", "multi_modal_projector.")
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         scope.config.expect("vision_feature_layer", -1, [-1])
         self.vision_tower = PixtralTower(vision_scope(scope / "vision_tower"))
         self.multi_modal_projector = PixtralProjector(scope / "multi_modal_projector", self.vision_tower.hidden_size)

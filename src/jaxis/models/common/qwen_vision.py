@@ -430,7 +430,7 @@ class QwenVision(VisionTower):
     default_section: ClassVar[tuple[int, ...] | None] = None
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs) -> None:
-        scope = LayerScope(vllm_config, rng)
+        scope = LayerScope(vllm_config, rng, vllm_config.quant_config)
         self._check_rope(scope.config)
         self.visual = type(self).make_visual(vision_scope(scope / "visual"))
         self.patch_size, self.merge_size = self.visual.patch_size, self.visual.merge_size

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.errors import ConfigError
+from jaxis.kernels.native_constants import ATTENTION_TILE
+from jaxis.kernels.sequence_attention import has_kernel, kernel_attention
 from jaxis.kernels.weights import matmul
 from jaxis.layers.leaves import linear
 from jaxis.layers.linear import DEFAULT_INIT
@@ -155,7 +157,7 @@ def attend_within(
     """Attention of patches to each other within their segments.
 
     Args:
-      segments: i32 [P], each patch's segment.
+      segments: i32 [P], each patch's segment; that of padding is negative.
       q: [P, H, D].
       k: [P, H, D].
       v: [P, H, D].
@@ -166,6 +168,10 @@ def attend_within(
     """
     num_patches = q.shape[0]
     factor = q.shape[-1] ** -0.5 if scale is None else scale
+    padding = ((0, 0), (0, 0), (0, -q.shape[-1] % ATTENTION_TILE))
+    padded = [jnp.pad(each, padding) for each in (q, k, v)]
+    if has_kernel(*padded):
+        return _attend_by_kernel(segments, *padded, scale=factor)[..., : q.shape[-1]].reshape(num_patches, -1)
 
     def attend(chunk: tuple[jax.Array, jax.Array]) -> jax.Array:
         q, own = chunk
@@ -177,6 +183,25 @@ def attend_within(
     return jax.lax.map(attend, (q.reshape(-1, chunk, *q.shape[1:]), segments.reshape(-1, chunk))).reshape(
         num_patches, -1
     )
+
+
+def _attend_by_kernel(segments: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float) -> jax.Array:
+    """`attend_within` of whole tiles of elements by a kernel, to which each segment is a range: [P, H, D]."""
+    # Padding comes last, so that it does not move where segments begin.
+    numbers = segments.astype(jnp.uint32)
+    order = jnp.argsort(numbers, stable=True)
+    ordered = numbers[order]
+    first = jnp.searchsorted(ordered, ordered, side="left").astype(jnp.int32)
+    last = jnp.searchsorted(ordered, ordered, side="right").astype(jnp.int32) - 1
+    keys, values = (each[order].astype(jnp.float32).swapaxes(0, 1) for each in (k, v))
+
+    def attend(chunk: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        q, first, last = chunk
+        return kernel_attention(q, keys, values, first, last, scale=scale)
+
+    chunk = math.gcd(_QUERY_CHUNK, q.shape[0])
+    chunks = [each.reshape(-1, chunk, *each.shape[1:]) for each in (q[order], first, last)]
+    return jax.lax.map(attend, tuple(chunks)).reshape(q.shape)[jnp.argsort(order)]
 
 
 class Windows(NamedTuple):
