@@ -30,6 +30,7 @@ from jaxis.cli.serve_options import (
     client_lines,
 )
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.frontend.worker_start import drop_ahead
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.host.extras import check_extra
@@ -213,6 +214,7 @@ def _serve_several(
 
 def _follow(hosts: HostOptions, model: str | None) -> None:
     """Does what host 0 says; of the other options, only the model counts: where this host has it."""
+    drop_ahead()  # the engine runs in this process
     with exit_on_interrupt():
         from jaxis.engine.follower import follow
         from jaxis.engine.hosts.meeting import HostPlace

@@ -302,6 +302,18 @@ def test_the_process_that_was_started_ahead_is_taken_once_and_only_while_it_runs
     assert [worker.process.wait(60) for worker in workers] == [1, 1]
 
 
+def test_a_process_that_was_started_ahead_in_vain_ends_in_silence():
+    worker_start.start_ahead()
+    [dropped] = [worker.process for worker in worker_start._ahead]
+    worker_start.drop_ahead()
+    assert (dropped.poll(), worker_start._ahead) == (-signal.SIGKILL, [])
+    code = "from jaxis.engine.frontend import worker_start as w; w.start_ahead(); print(w._ahead[0].process.pid)"
+    parent = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # to its end
+    worker = int(parent.stdout)
+    wait_until(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE)
+    assert parent.stderr == ""
+
+
 @pytest.mark.parametrize("is_served", [False, True])
 def test_a_closed_connection_ends_it_at_once_only_before_it_is_served(monkeypatch, is_served):
     """While a connection is served, the serving thread ends the process: with several hosts, these end first."""

@@ -60,7 +60,9 @@ def main() -> None:
 
     gc.enable()
     gc.freeze()  # the modules stay: no collection need look at them
-    settings: dict[str, Any] = json.loads(sys.stdin.readline())
+    if not (line := sys.stdin.readline()):  # no engine was wanted
+        os._exit(1)
+    settings: dict[str, Any] = json.loads(line)
     if settings["log"] is not None:
         from jaxis.host.logs import set_up_logs
 

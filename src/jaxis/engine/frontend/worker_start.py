@@ -44,6 +44,15 @@ def take_worker() -> StartedWorker:
     return _start()
 
 
+def drop_ahead() -> None:
+    """Ends the process that was started ahead: this one will have no engine beside it."""
+    while _ahead:
+        worker = _ahead.pop()
+        worker.connection.close()
+        worker.process.kill()
+        worker.process.wait()
+
+
 def _start() -> StartedWorker:
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
