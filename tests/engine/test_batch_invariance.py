@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -75,11 +77,39 @@ def digest(row):
     return hashlib.sha256(row.tobytes()).hexdigest()[:16]
 
 
-def main(num_processors, model, options):
-    """Prints, as JSON, what each kind of run gave for each prompt."""
-    from jaxis import LLM, SamplingParams
+def run_of_kind(kind, recorder):
+    """What a kind of run of an engine gives, from the beginning."""
+    from jaxis import SamplingParams
     from jaxis.config.attention_span import FULL_CONTEXT
     from jaxis.engine.scheduling.block_manager import BlockManager
+
+    engine = recorder.engine
+    engine.reset()
+    scheduler = engine.scheduler
+    if kind == "beside others":
+        drawn = SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True, top_p=0.9)
+        return recorder.run(PROMPTS[2:4], (PROMPTS[0], drawn), (PROMPTS[1] + PROMPTS[4], drawn))
+    if kind.startswith("chunks of "):
+        with mock.patch.object(scheduler, "max_num_batched_tokens", int(kind.removeprefix("chunks of "))):
+            return recorder.run(PROMPTS)
+    if kind == "preempted":
+        manager = scheduler.block_manager
+        num_blocks = {span: pool.num_blocks for span, pool in zip(manager.spans, manager.pools, strict=True)}
+        num_blocks |= {FULL_CONTEXT: 16}
+        scarce = BlockManager(num_blocks, 16, False, engine.runner.num_state_slots)
+        num_before = engine.num_preemptions
+        with mock.patch.multiple(scheduler, block_manager=scarce, max_num_batched_tokens=23):
+            found = recorder.run(PROMPTS)
+        assert engine.num_preemptions > num_before
+        return found
+    if kind == "prefix cache hit":
+        recorder.run(PROMPTS)
+    return recorder.run(PROMPTS)
+
+
+def main(num_processors, model, options, kinds):
+    """Prints, as JSON, what each prompt gave alone and, on all processors, in each of these kinds of runs."""
+    from jaxis import LLM
 
     runs = {}
     with LLM(
@@ -98,25 +128,7 @@ def main(num_processors, model, options):
             engine.reset()
             runs["alone"] |= recorder.run([prompt])
         if num_processors == max(NUM_PROCESSORS):
-            engine.reset()
-            runs["together"] = recorder.run(PROMPTS)
-            runs["prefix cache hit"] = recorder.run(PROMPTS)
-            engine.reset()
-            drawn = SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True, top_p=0.9)
-            runs["beside others"] = recorder.run(PROMPTS[2:4], (PROMPTS[0], drawn), (PROMPTS[1] + PROMPTS[4], drawn))
-            for chunk in (8, 23):
-                engine.reset()
-                engine.scheduler.max_num_batched_tokens = chunk
-                runs[f"chunks of {chunk}"] = recorder.run(PROMPTS)
-            engine.reset()
-            manager = engine.scheduler.block_manager
-            num_blocks = {span: pool.num_blocks for span, pool in zip(manager.spans, manager.pools, strict=True)}
-            num_blocks |= {FULL_CONTEXT: 16}
-            num_slots = engine.runner.num_state_slots
-            engine.scheduler.block_manager = BlockManager(num_blocks, 16, False, num_slots)
-            num_before = engine.num_preemptions
-            runs["preempted"] = recorder.run(PROMPTS)
-            assert engine.num_preemptions > num_before
+            runs |= {kind: run_of_kind(kind, recorder) for kind in kinds}
     print(json.dumps(runs))
 
 
@@ -166,10 +178,15 @@ def runs(request, tmp_path_factory):
                 tmp_path_factory.mktemp("checkpoint"), family, **getattr(tiny_checkpoints, SIZES[family])
             )
         )
+    # Those that a test of this session compares.
+    tests = [item.callspec.params for item in request.session.items if item.path == Path(__file__)]
+    kinds = sorted({params["kind"] for params in tests if "kind" in params})
     found = {}
     for count in counts:
         script = f"import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{count}])\n"
-        script += f"from tests.engine.test_batch_invariance import main; main({count}, {model!r}, {options!r})"
+        script += (
+            f"from tests.engine.test_batch_invariance import main; main({count}, {model!r}, {options!r}, {kinds!r})"
+        )
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
         process = subprocess.run(
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
