@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxis.kernels.weights import CodedWeight, PackedWeight, WeightScheme, dequantize, pack, quantize
+from jaxis.kernels.weights import CodedWeight, PackedWeight, WeightScheme, pack, quantize
 from jaxis.kernels.weights.scale_codes import find_codes
+from tests.support.dequantized import dequantize
 
 BITS = {"int4": 4, "int5": 5, "int6": 6}
 bits = pytest.mark.parametrize("qtype", BITS)

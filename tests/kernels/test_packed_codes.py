@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from jaxis.kernels.weights import CodedWeight, PackedWeight, QuantizedWeight, dequantize, fused_matmul, lookup, pack
+from jaxis.kernels.weights import CodedWeight, PackedWeight, QuantizedWeight, fused_matmul, lookup, pack
 from jaxis.kernels.weights import packed_weight as packed
 from jaxis.kernels.weights.packed_weight import PackedExperts
 from jaxis.kernels.weights.stack_packer import StackPacker
 from tests.support.coded_weights import KINDS, random_codes
+from tests.support.dequantized import dequantize
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 from tests.support.quantized_products import rounded_activations
 from tests.support.quick_rows import quick_rows

@@ -7,8 +7,9 @@ import pytest
 from safetensors.torch import load_file
 
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.weights import CodedWeight, QuantizedWeight, dequantize
+from jaxis.kernels.weights import CodedWeight, QuantizedWeight
 from tests.support.block_checkpoints import assert_logits, replace_tensors
+from tests.support.dequantized import dequantize
 from tests.support.foreign_quantizers import bitsandbytes_4bit, bitsandbytes_8bit, write_quantized
 from tests.support.quantized_models import assert_equal, load, values
 from tests.support.quick_rows import quick_rows

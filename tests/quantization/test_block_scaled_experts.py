@@ -12,7 +12,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from jaxis import SamplingParams
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.weights import BlockScaledWeight, PackedWeight, dequantize
+from jaxis.kernels.weights import BlockScaledWeight, PackedWeight
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from tests.support.block_checkpoints import (
@@ -24,6 +24,7 @@ from tests.support.block_checkpoints import (
     write_model,
     write_mxfp4,
 )
+from tests.support.dequantized import dequantize
 from tests.support.quantized_models import load, values
 from tests.support.tiny_checkpoints import variant, write_tokenizer
 

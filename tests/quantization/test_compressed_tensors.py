@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels import native as kernels
-from jaxis.kernels.weights import WeightScheme, dequantize, quantize
+from jaxis.kernels.weights import WeightScheme, quantize
 from jaxis.layers.weight_format import WeightSlot
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
@@ -22,6 +22,7 @@ from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.compressed_tensors import CompressedTensorsConfig
 from jaxis.quantization.compressed_tensors_export import quantization_config, tensor_specs, tensors
 from tests.support.block_checkpoints import write_fp8
+from tests.support.dequantized import dequantize
 from tests.support.quantized_models import IDS, assert_equal, load, logits
 from tests.support.tiny_checkpoints import variant, write_checkpoint
 

@@ -11,13 +11,14 @@ from flax import nnx
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels import native
-from jaxis.kernels.weights import PackedWeight, QuantizedWeight, WeightScheme, dequantize, quantize
+from jaxis.kernels.weights import PackedWeight, QuantizedWeight, WeightScheme, quantize
 from jaxis.layers.experts import JaxExperts, StackLayout
 from jaxis.layers.glu import GLU, CappedGLU, ClampedGLU
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import initializers_skipped
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.wrappers import PackingConfig
+from tests.support.dequantized import dequantize
 
 X, E, F, T, K = 5, 64, 96, 9, 2
 SILU = GLU(activation_function("silu"))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jaxis.bringup.verify.compare import relative_error
-from jaxis.kernels.weights import dequantize
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
 from tests.support import parity
+from tests.support.dequantized import dequantize
 from tests.support.parity import FAMILIES
 from tests.support.quantized_models import load, logits, values
 

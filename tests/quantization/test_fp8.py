@@ -13,7 +13,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from jaxis import SamplingParams
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.weights import BlockScaledWeight, dequantize
+from jaxis.kernels.weights import BlockScaledWeight
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.module_patterns import is_unconverted
@@ -24,6 +24,7 @@ from tests.support.block_checkpoints import (
     replace_tensors,
     write_fp8,
 )
+from tests.support.dequantized import dequantize
 from tests.support.quantized_models import assert_equal, load, logits, values
 from tests.support.tiny_checkpoints import variant, write_checkpoint
 

@@ -11,11 +11,12 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.weights import BlockScaledWeight, dequantize
+from jaxis.kernels.weights import BlockScaledWeight
 from jaxis.layers.weight_format import WeightSlot
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from tests.support.block_checkpoints import assert_logits, replace_tensors, transformers_logits
 from tests.support.compressed_checkpoints import write_stored
+from tests.support.dequantized import dequantize
 from tests.support.quantized_models import IDS, load, logits, values
 from tests.support.tiny_checkpoints import LLAMA_4_SIZES, variant, write_checkpoint
 

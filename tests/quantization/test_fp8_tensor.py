@@ -6,8 +6,9 @@ import torch
 from safetensors.torch import load_file
 
 from jaxis.errors import CheckpointError
-from jaxis.kernels.weights import BlockScaledWeight, dequantize
+from jaxis.kernels.weights import BlockScaledWeight
 from tests.support.block_checkpoints import assert_logits, replace_tensors
+from tests.support.dequantized import dequantize
 from tests.support.quantized_models import assert_equal, load, values
 from tests.support.tiny_checkpoints import write_checkpoint
 

@@ -10,12 +10,13 @@ from gguf.quants import dequantize as reference
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
-from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, dequantize
+from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.formats.gguf import GGUFFormat, LatentHeadsFormat, read_blocks
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization.wrappers import Dequantize, DequantizingConfig
 from jaxis.quantization_rules import QuantizationRule
+from tests.support.dequantized import dequantize
 from tests.support.gguf_blocks import QUANTIZED, TYPES, random_rows
 
 # Bits an element takes in memory; what is more than in the file is whole bytes of scales.

@@ -9,10 +9,11 @@ from safetensors.torch import load_file
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.weights import CodedWeight, PackedWeight, QuantizedWeight, ReorderedWeight, dequantize
+from jaxis.kernels.weights import CodedWeight, PackedWeight, QuantizedWeight, ReorderedWeight
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from tests.support.block_checkpoints import assert_logits, replace_tensors, write_model
+from tests.support.dequantized import dequantize
 from tests.support.packed_integers import gptq_tensors, quantize, write
 from tests.support.quantized_models import assert_equal, load, logits, values
 from tests.support.quick_rows import quick_rows

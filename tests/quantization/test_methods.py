@@ -9,11 +9,12 @@ import pytest
 from flax import nnx
 
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.weights import CodedWeight, QuantizedWeight, WeightScheme, dequantize, quantize
+from jaxis.kernels.weights import CodedWeight, QuantizedWeight, WeightScheme, quantize
 from jaxis.layers.embed import JaxEmbed, JaxLmHead
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
+from tests.support.dequantized import dequantize
 from tests.support.quantized_models import load, logits, values
 from tests.support.simulated_devices import run_on_devices
 

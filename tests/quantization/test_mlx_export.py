@@ -9,10 +9,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.weights import WeightScheme, dequantize, quantize
+from jaxis.kernels.weights import WeightScheme, quantize
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
 from jaxis.quantization.mlx import tensor_specs, tensors
+from tests.support.dequantized import dequantize
 from tests.support.quantized_models import assert_equal, load, logits, values
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import variant, write_checkpoint

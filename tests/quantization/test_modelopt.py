@@ -12,13 +12,14 @@ from safetensors.torch import load_file
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, dequantize
+from jaxis.kernels.weights import BlockScaledWeight, CodedWeight
 from jaxis.layers.weight_format import WeightSlot
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.formats.nvfp4 import NvFp4Format
 from tests.support.block_checkpoints import assert_logits, replace_tensors, transformers_logits
 from tests.support.compressed_checkpoints import host_array, write_stored
+from tests.support.dequantized import dequantize
 from tests.support.quantized_models import IDS, assert_equal, load, logits, values
 from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import LLAMA_4_SIZES, write_checkpoint

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.kernels import native
-from jaxis.kernels.weights import PackedWeight, QuantizedWeight, WeightScheme, dequantize, quantize
+from jaxis.kernels.weights import PackedWeight, QuantizedWeight, WeightScheme, quantize
 from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.linear import JaxLinear, apply_together
 from jaxis.layers.mlp import GatedMLP, activation_function
@@ -18,6 +18,7 @@ from jaxis.layers.scope import LayerScope
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.wrappers import PackingConfig
+from tests.support.dequantized import dequantize
 
 pytestmark = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 

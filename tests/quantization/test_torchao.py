@@ -19,8 +19,9 @@ from torchao.quantization import (
 )
 
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, dequantize
+from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight
 from tests.support.block_checkpoints import assert_logits, replace_tensors
+from tests.support.dequantized import dequantize
 from tests.support.foreign_quantizers import write_quantized
 from tests.support.quantized_models import IDS, assert_equal, load, logits, values
 from tests.support.quick_rows import quick_rows

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from jaxis.kernels.weights import QuantizedWeight, dequantize
+from jaxis.kernels.weights import QuantizedWeight
 from jaxis.quantization.awq import AwqGemmFormat, AwqGemvFormat
+from tests.support.dequantized import dequantize
 from tests.support.packed_integers import awq_gemm_tensors, awq_gemv_tensors, quantize
 
 N, K = 64, 192

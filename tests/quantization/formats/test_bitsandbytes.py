@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from jaxis.kernels.weights import CodedWeight, QuantizedWeight, dequantize
+from jaxis.kernels.weights import CodedWeight, QuantizedWeight
 from jaxis.quantization.bitsandbytes import Bitsandbytes4BitFormat, Bitsandbytes8BitFormat
+from tests.support.dequantized import dequantize
 from tests.support.foreign_quantizers import bitsandbytes_4bit, bitsandbytes_8bit, random_weight
 
 NUMPY_STORAGE = {torch.uint8: np.uint8, torch.float32: np.float32, torch.float16: np.float16}

@@ -7,10 +7,11 @@ import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
-from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, dequantize
+from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight
 from jaxis.quantization.compressed_tensors_groups import read_group
 from jaxis.quantization.formats.integers import Integers, PackQuantizedFormat
 from tests.support.compressed_checkpoints import compress, config_of, decompress, decompress_wide, host_array, scheme_of
+from tests.support.dequantized import dequantize
 
 
 def integers(bits, strategy, group_size=None, symmetric=True):

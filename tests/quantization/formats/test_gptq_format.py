@@ -7,8 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxis.kernels.weights import CodedWeight, QuantizedWeight, ReorderedWeight, dequantize, lookup, matmul, pack
+from jaxis.kernels.weights import CodedWeight, QuantizedWeight, ReorderedWeight, lookup, matmul, pack
 from jaxis.quantization.formats.gptq import GptqFormat
+from tests.support.dequantized import dequantize
 from tests.support.packed_integers import gptq_tensors, quantize
 
 N, K = 64, 192

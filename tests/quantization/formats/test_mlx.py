@@ -4,8 +4,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, dequantize
+from jaxis.kernels.weights import BlockScaledWeight, CodedWeight
 from jaxis.quantization.formats.mlx import AFFINE_BITS, FLOAT_MODES, MlxAffineFormat, MlxFloatFormat
+from tests.support.dequantized import dequantize
 from tests.support.foreign_quantizers import mlx_arrays, random_weight
 
 

@@ -24,8 +24,9 @@ from torchao.quantization import (
 )
 
 from jaxis.errors import ConfigError
-from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, dequantize
+from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight
 from jaxis.quantization.torchao import read_format
+from tests.support.dequantized import dequantize
 from tests.support.foreign_quantizers import random_weight
 
 SHAPE = (208, 192)

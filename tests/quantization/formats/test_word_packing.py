@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxis.kernels.weights import CodedWeight, dequantize
+from jaxis.kernels.weights import CodedWeight
 from jaxis.kernels.weights.code_planes import code_planes
 from jaxis.quantization.formats.word_packing import (
     nibble_pairs,
@@ -12,6 +12,7 @@ from jaxis.quantization.formats.word_packing import (
     pack_numbers,
     unpack_numbers,
 )
+from tests.support.dequantized import dequantize
 
 
 def words_of(numbers, bits):
