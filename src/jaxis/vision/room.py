@@ -27,7 +27,6 @@ from jaxis.engine.execution.programs import Programs
 from jaxis.errors import RequestError
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.extras import missing_module
-from jaxis.kernels import native
 from jaxis.kernels.platform import target_platform
 from jaxis.layers.module import JaxModule
 from jaxis.layers.weight_bytes import weight_bytes
@@ -142,13 +141,14 @@ def vision_room(
     config = make_config(args)
     if processor.is_bidirectional and (reason := _why_not_bidirectional(config, processor)):
         return reason
-    return VisionRoom(config, source, processor.pixel_scale, limits, _quantization(args))
+    return VisionRoom(config, source, processor.pixel_scale, limits, _quantization(args, config))
 
 
-def _quantization(args: EngineArgs) -> QuantizationConfig | None:
+def _quantization(args: EngineArgs, config: VllmConfig) -> QuantizationConfig | None:
+    """How the tower's weights are stored: packed where the text's are."""
     choice = parse_quantization(args.vision_quantization)
     assert not isinstance(choice, Dequantize)
-    return PackingConfig(choice) if native.usable() and args.num_devices == 1 else choice
+    return PackingConfig(choice) if isinstance(config.quant_config, PackingConfig) else choice
 
 
 def _why_not_bidirectional(config: VllmConfig, processor: ImageProcessor) -> str | None:

@@ -59,7 +59,6 @@ class Lfm3VisionAttention(JaxModule):
         q = self.q_norm(self.q_proj(x).reshape(x.shape[0], self.num_heads, -1))
         k, v = (layer(x).reshape(x.shape[0], self.num_kv_heads, -1) for layer in (self.k_proj, self.v_proj))
         q, k = rotate_halves(q, angles), rotate_halves(self.k_norm(k), angles)
-        k, v = (jnp.repeat(each, self.num_heads // self.num_kv_heads, axis=1) for each in (k, v))
         return self.out_proj(attend_within(one_segment(x.shape[0], num_patches), q, k, v))
 
 

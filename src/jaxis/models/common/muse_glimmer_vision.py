@@ -20,8 +20,7 @@ from jaxis.models.common.vision_layers import (
     PositionTable,
     VisionMLP,
     Windows,
-    attend_in_windows,
-    attend_within,
+    attend_to_visible,
     axial_angles,
     axial_rope_theta,
     one_segment,
@@ -48,9 +47,7 @@ class MuseGlimmerAttention(SiglipAttention):
         heads = x.shape[0], self.num_heads, -1
         q, k, v = (layer(x).reshape(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate_halves(q, angles), rotate_halves(k, angles)
-        if isinstance(visible, Windows):
-            return self.out_proj(attend_in_windows(visible, q, k, v))
-        return self.out_proj(attend_within(visible, q, k, v))
+        return self.out_proj(attend_to_visible(visible, q, k, v))
 
 
 class MuseGlimmerPatchEmbedder(JaxModule):

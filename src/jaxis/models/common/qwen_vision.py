@@ -23,8 +23,7 @@ from jaxis.models.common.vision_layers import (
     VisionMLP,
     VisionProjector,
     Windows,
-    attend_in_windows,
-    attend_within,
+    attend_to_visible,
     axial_angles,
     axial_rope_theta,
     one_segment,
@@ -164,14 +163,10 @@ class QwenVisionAttention(JaxModule):
         """x [P, C], angles [P, D / 2], and the segments i32 [P] or windows of patches that see each other -> [P, C]."""
         heads = self.qkv(x).reshape(x.shape[0], self.num_heads + 2 * self.num_kv_heads, -1)
         q, k, v = jnp.split(heads, [self.num_heads, self.num_heads + self.num_kv_heads], axis=1)
-        if self.num_kv_heads < self.num_heads:
-            k, v = (jnp.repeat(each, self.num_heads // self.num_kv_heads, axis=1) for each in (k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self.rotate(q, angles), self.rotate(k, angles)
-        if isinstance(visible, Windows):
-            return self.proj(attend_in_windows(visible, q, k, v))
-        return self.proj(attend_within(visible, q, k, v))
+        return self.proj(attend_to_visible(visible, q, k, v))
 
 
 class QwenVisionBlock(JaxModule):

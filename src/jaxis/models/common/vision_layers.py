@@ -159,8 +159,8 @@ def attend_within(
     Args:
       segments: i32 [P], each patch's segment; that of padding is negative.
       q: [P, H, D].
-      k: [P, H, D].
-      v: [P, H, D].
+      k: [P, K, D], K a divisor of H.
+      v: [P, K, D].
       scale: Of scores; None is 1 / sqrt(D).
 
     Returns:
@@ -172,6 +172,7 @@ def attend_within(
     padded = [jnp.pad(each, padding) for each in (q, k, v)]
     if has_kernel(*padded):
         return _attend_by_kernel(segments, *padded, scale=factor)[..., : q.shape[-1]].reshape(num_patches, -1)
+    k, v = _of_each_head(q, k, v)
 
     def attend(chunk: tuple[jax.Array, jax.Array]) -> jax.Array:
         q, own = chunk
@@ -246,13 +247,14 @@ def attend_in_windows(windows: Windows, q: jax.Array, k: jax.Array, v: jax.Array
     Args:
       windows: The windows.
       q: [P, H, D].
-      k: [P, H, D].
-      v: [P, H, D].
+      k: [P, K, D], K a divisor of H.
+      v: [P, K, D].
 
     Returns:
       [P, H * D].
     """
     num_patches, size, scale = q.shape[0], windows.patches.shape[1], q.shape[-1] ** -0.5
+    k, v = _of_each_head(q, k, v)
     q, k, v = (jnp.pad(each, ((0, 1), (0, 0), (0, 0))) for each in (q, k, v))
     lowest = jnp.finfo(jnp.float32).min
 
@@ -267,6 +269,19 @@ def attend_in_windows(windows: Windows, q: jax.Array, k: jax.Array, v: jax.Array
     attended = jnp.zeros((windows.patches.size, *v.shape[1:]), v.dtype)
     steps = -(-windows.count // _WINDOWS_AT_ONCE)
     return jax.lax.fori_loop(0, steps, attend, attended)[windows.slots].reshape(num_patches, -1)
+
+
+def attend_to_visible(visible: jax.Array | Windows, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attention of patches within their segments, i32 [P], or their windows; q, k and v as there -> [P, H * D]."""
+    if isinstance(visible, Windows):
+        return attend_in_windows(visible, q, k, v)
+    return attend_within(visible, q, k, v)
+
+
+def _of_each_head(q: jax.Array, k: jax.Array, v: jax.Array) -> list[jax.Array]:
+    """Keys and values [P, K, D] as many heads of queries [P, H, D] share them -> [P, H, D] each."""
+    group = q.shape[1] // k.shape[1]
+    return [each if group == 1 else jnp.repeat(each, group, axis=1) for each in (k, v)]
 
 
 def one_segment(num_rows: int, num_patches: jax.Array) -> jax.Array:
