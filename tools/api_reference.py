@@ -61,8 +61,17 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 # Public by name, but for other parts of jaxis.
 INTERNAL = {
     "jaxis.inference.engine.JAXInferenceEngine.run",
+    "jaxis.inference.conversation.ContentItem.for_template",
     "jaxis.inference.conversation.Message.for_template",
     "jaxis.pooling.llm_methods.PoolingMethods",
+}
+# Classes whose fields a guide explains: the page has a link in place of a second table.
+EXPLAINED = {
+    "jaxis.engine.arguments.EngineArgs": "The arguments are [those of loading](loading.md#engine-arguments).",
+    "jaxis.SamplingParams": "The attributes are [those of sampling](sampling.md#parameters).",
+    "jaxis.StructuredOutputs": "The attributes are [the kinds of grammars](structured-output.md#kinds-of-grammars).",
+    "jaxis.inference.ModelParams": "The fields are [those of `model:`](inference.md#parameters).",
+    "jaxis.inference.GenerationParams": "The fields are [those of `generation:`](inference.md#parameters).",
 }
 INTRODUCTION = """\
 # API reference
@@ -98,14 +107,24 @@ def _render(public: str, item: griffe.Object | griffe.Alias) -> Iterator[str]:
     public_bases = [base for base in item.bases if getattr(base, "canonical_path", "") not in INTERNAL]
     bases = ", ".join(f"`{base}`" for base in map(str, public_bases) if not base.startswith("_"))
     yield f"`from {module} import {name}`" + (f", a subclass of {bases}\n" if bases else "\n")
+    if public in EXPLAINED:
+        yield f"{_text(item)} {EXPLAINED[public]}\n"
+        return
     yield from _docstring(item, _fields(item))
-    for member in _methods(item):
-        yield f"#### {name}.{member.name}\n"
+    members = _methods(item)
+    yield from (f"- `{m.name}` (`{_annotation(m.annotation)}`): {_text(m)}" for m in members if not m.is_function)
+    yield ""
+    for member in members:
         if member.is_function:
+            yield f"#### {name}.{member.name}\n"
             yield f"```text\n{_signature(member, member.name)}\n```\n"
-        else:
-            yield f"Property, `{_annotation(member.annotation)}`.\n"
-        yield from _docstring(member)
+            yield from _docstring(member)
+
+
+def _text(item: griffe.Object | griffe.Alias) -> str:
+    """The docstring's sentences, without its sections."""
+    sections = item.docstring.parse("google") if item.docstring else []
+    return " ".join(_one_line(each.value) for each in sections if each.kind is griffe.DocstringSectionKind.text)
 
 
 def _methods(item: griffe.Object | griffe.Alias) -> list[griffe.Object | griffe.Alias]:
@@ -184,13 +203,9 @@ def _docstring(item: griffe.Object | griffe.Alias, fields: dict[str, tuple[str, 
         if kind is griffe.DocstringSectionKind.text:
             yield f"{value}\n"
         elif kind is griffe.DocstringSectionKind.parameters:
-            yield from _table(
-                "argument",
-                value,
-                fields or {p.name: (_annotation(p.annotation), _default(p)) for p in _parameters(item)},
-            )
+            yield from _table("argument", value, fields)
         elif kind is griffe.DocstringSectionKind.attributes:
-            yield from _table("attribute", value, fields or {})
+            yield from _table("attribute", value, fields)
         elif kind is griffe.DocstringSectionKind.returns:
             yield "Returns: " + " ".join(_one_line(entry.description) for entry in value) + "\n"
         elif kind is griffe.DocstringSectionKind.raises:
@@ -206,21 +221,22 @@ def _docstring(item: griffe.Object | griffe.Alias, fields: dict[str, tuple[str, 
 
 
 def _table(
-    what: str, entries: Iterable[griffe.DocstringNamedElement], fields: dict[str, tuple[str, str]]
+    what: str, entries: Iterable[griffe.DocstringNamedElement], fields: dict[str, tuple[str, str]] | None
 ) -> Iterator[str]:
-    """A row an entry. Names that are documented together, as `a, b: ...`, share one."""
-    rows = [f"| {what} | type | default | meaning |", "|---|---|---|---|"]
+    """A row an entry with its type and default, or a list where a signature has those. Names in `a, b:` share one."""
+    rows = [] if fields is None else [f"| {what} | type | default | meaning |", "|---|---|---|---|"]
     for entry in entries:
         # Of "a, b: ..." in a list of attributes, griffe takes "a," as the name and "b" as its type.
         names = re.findall(r"\w+", entry.name if entry.name[-1] != "," else f"{entry.name} {entry.annotation}")
+        label, meaning = ", ".join(f"`{name}`" for name in names), _one_line(entry.description)
+        if fields is None:
+            rows.append(f"- {label}: {meaning}")
+            continue
         known = [fields.get(name, ("", "")) for name in names]
-        cells = [", ".join(f"`{name}`" for name in names)]
-        cells += [
+        cells = [
             ", ".join(dict.fromkeys(f"`{value}`" for value in column if value)) for column in zip(*known, strict=True)
         ]
-        rows.append(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in (*cells, _one_line(entry.description))) + " |"
-        )
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in (label, *cells, meaning)) + " |")
     yield "\n".join(rows) + "\n"
 
 

@@ -103,7 +103,10 @@ def _with_table(page: str) -> str:
 def _row(name: str, info: ArgumentInfo) -> str:
     value = _default(name)
     default = info.documented_default or ("none" if value is None else f"`{_python(value)}`")
-    cells = (f"`{name}`", default, info.description.replace("(loading.md#", "(#"))
+    meaning = info.description.replace("(loading.md#", "(#")
+    if info.documented_default or default == "none":  # the column says it
+        meaning = re.sub(r"[;.] None is (?:none|\d[^.]*|the checkpoint's)(?=\.( |$))", "", meaning)
+    cells = (f"`{name}`", default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

@@ -1,4 +1,4 @@
-"""jaxis: LLM inference in JAX."""
+"""jaxis: LLMs in JAX, brought up, served and trained."""
 
 from __future__ import annotations
 

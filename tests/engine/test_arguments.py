@@ -64,8 +64,8 @@ def test_just_the_features_that_the_table_names_are_refused_together(pair):
         EngineArgs(**arguments)
 
 
-def test_the_page_of_limitations_has_the_table():
-    assert combinations_table() in (REPOSITORY / "docs" / "limitations.md").read_text()
+def test_the_page_of_proofs_has_the_table():
+    assert combinations_table() in (REPOSITORY / "docs" / "proof.md").read_text()
 
 
 @pytest.mark.parametrize("share", [0, -0.5, 1.5, True, "0.9"])

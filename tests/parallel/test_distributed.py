@@ -1,4 +1,4 @@
-"""What jaxis relies on in JAX's processes and collectives, and what it must not rely on (a table of docs/hosts.md)."""
+"""What jaxis relies on in the processes and collectives of JAX, and what it must not rely on."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""lm-eval against the server: the commands of docs/evaluation.md, and likelihoods that are transformers'."""
+"""lm-eval against the server: the commands of docs/operations.md, and likelihoods that are transformers'."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""docs/own-model.md: Pocket is what its own forward says, learns, and answers."""
+"""Pocket (docs/adding-a-model.md) is what its own forward says, learns, and answers."""
 
 import importlib
 import json

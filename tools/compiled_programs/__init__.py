@@ -1,1 +1,1 @@
-"""docs/compiled-programs.md: what the step programs of each family need, as compilers of accelerators have them."""
+"""The appendix of docs/accelerators.md: compiled step programs of each family, as accelerators' compilers have them."""

@@ -38,20 +38,22 @@ _FIRST = (
 HEAD = """\
 # Supported models
 
+```console
+$ jaxis analyze Qwen/Qwen3-30B-A3B      # does this one run? reads config.json and headers only
+```
+
 <!-- Written by `python -m tools.supported_models` from the declarations at the end of src/jaxis/models/*.py:
      change those, and run it. -->
 
 A checkpoint runs if `architectures` in its config.json names one of the classes below and `jaxis analyze MODEL` reports
 nothing that is missing. Each family is compared with `transformers` in the tests, with tiny random weights in float32:
-layer by layer, in its logits, through the paged cache and in what it generates. `jaxis verify` does the same with a
-checkpoint. [Bring-up](bring-up.md) describes these commands, and [Adding a model](adding-a-model.md) explains how to
-add a family.
+layer by layer, in its logits, through the paged cache and in what it generates; [`jaxis verify`](bring-up.md#verify)
+does the same with a checkpoint. [Adding a model](adding-a-model.md) explains how to add a family.
 
-*Checked* names the published models whose config.json, as found in a public source, is in the tests: every key of it is
-understood, and the model it describes has as many parameters as its makers say. *Quantized* names the formats in which
-makers publish the family and that load as they are, and the architectures of GGUF files that load. Beyond that,
-[Quantization](quantization.md) says how jaxis quantizes checkpoints itself, and which formats of other tools
-[load](quantization.md#formats-that-load).
+*Checked* names the published models whose config.json is in the tests: every key of it is understood, and the model has
+as many parameters as its makers say. *Quantized* names the formats in which makers publish the family and that load as
+they are, and the architectures of [GGUF files](loading.md#gguf-files) that load; more formats of other tools
+[load](quantization.md#formats-that-load), too.
 
 | models | architecture | what is special about it | checked | quantized |
 |---|---|---|---|---|
@@ -63,26 +65,18 @@ layers in a checkpoint. The logits do not depend on them, and they are loaded on
 
 ## Memory of recurrent states
 
-A layer with a recurrent state keeps a fixed number of bytes for each sequence, however long it is, and the engine
-allocates slots of this size beside the blocks of keys and values: one for each running sequence, one for what each
-keeps at the end of its prompt, and up to 64 for ended conversations. States are in float32, since what they sum up
-would otherwise depend on how a prompt is cut into steps; inputs of convolutions have the type of the activations. As
-`jaxis analyze` prints them, with bfloat16 activations and cache:
+A layer with a recurrent state keeps a fixed number of bytes for each sequence, however long it is. The engine has slots
+of this size beside the blocks of keys and values: one for each running sequence, one for what each keeps at the end of
+its prompt, and up to 64 for ended conversations. States are in float32. As `jaxis analyze` prints them, with bfloat16
+activations and cache:
 
 | model | layers with a state | state of a sequence | keys and values of a token | the state is as much as |
 |---|---|---|---|---|
-| Qwen3.5-9B | 24 of 32 | 49.1 MiB | 32 KiB | 1,572 tokens |
 | Qwen3.5-27B | 48 of 64 | 146.8 MiB | 64 KiB | 2,349 tokens |
-| Qwen3.6-35B-A3B | 30 of 40 | 61.4 MiB | 20 KiB | 3,144 tokens |
 | Qwen3-Next-80B-A3B | 36 of 48 | 73.7 MiB | 24 KiB | 3,144 tokens |
 | Kimi-Linear-48B-A3B | 20 of 27 | 41.4 MiB | 7.9 KiB | 5,384 tokens |
-| Ling-3.0-flash | 35 of 42 | 72.5 MiB | 7.9 KiB | 9,422 tokens |
-| Olmo-Hybrid-7B | 24 of 32 | 52.2 MiB | 120 KiB | 446 tokens |
 | Nemotron-3-Nano-30B-A3B | 23 of 52 | 46.8 MiB | 6 KiB | 7,989 tokens |
-| Granite-4.0-H-350M | 28 of 32 | 21.3 MiB | 4 KiB | 5,450 tokens |
-| Falcon-H1-0.5B | 36 of 36 | 27.4 MiB | 18 KiB | 1,557 tokens |
 | LFM2-8B-A1B | 18 of 24 | 0.14 MiB | 12 KiB | 12 tokens |
-| Jamba-1.5-Mini | 28 of 32 | 15.3 MiB | 16 KiB | 980 tokens |
 | Falcon-Mamba-7B | 64 of 64 | 35.0 MiB | none | |
 
 A decode step reads and writes a sequence's states whole.
@@ -105,7 +99,9 @@ def _row(family: Family) -> str:
         ", ".join(f"`{model.__name__}`" for model in family.classes),
         family.parts,
         ", ".join(_checked(family)),
-        ", ".join((*family.formats, *(f"GGUF `{name}`" for name in family.gguf))),
+        ", ".join(
+            (*family.formats, *(["GGUF " + ", ".join(f"`{name}`" for name in family.gguf)] if family.gguf else []))
+        ),
     )
     return f"| {' | '.join(cells)} |"
 

@@ -68,7 +68,7 @@ def jaxis(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """LLM inference in JAX.
+    """LLMs in JAX: served, quantized, verified, trained.
 
     A MODEL is a folder in Hugging Face format or a Hub id such as Qwen/Qwen3-0.6B.
     Without one, a small embedded demonstration model answers.

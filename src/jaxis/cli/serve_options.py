@@ -371,7 +371,7 @@ def _models(help: str, **settings: Any) -> OptionInfo:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeveralModelsOptions:
-    """Several models at one address; see docs/several-models.md."""
+    """Several models at one address; see docs/serving.md."""
 
     models: Annotated[
         Path | None, _models("YAML file of models, which are loaded when they are asked for.", metavar="FILE")

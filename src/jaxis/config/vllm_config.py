@@ -27,9 +27,9 @@ class ModelConfig:
       dtype: Data type of weights and activations.
       max_model_len: Most tokens of a request, prompt and output together.
       seed: Seed of requests that bring none, and of random weights.
-      logprobs_mode: What a log-probability is, unless a request says: see `SamplingParams` and docs/rollouts.md.
+      logprobs_mode: What a log-probability is, unless a request says: see `SamplingParams` and docs/rl.md.
       enable_return_routed_experts: Return the experts of each token, unless a request says: see `SamplingParams` and
-        docs/rollouts.md.
+        docs/rl.md.
     """
 
     model: str
@@ -78,7 +78,7 @@ class ParallelConfig:
     Attributes:
       tensor_parallel_size: Devices to spread the model over, those of all hosts together.
       data_parallel_size: For mixtures of experts: ranks of `tensor_parallel_size` devices, each with requests and a KV
-        cache of its own, which share the experts. See docs/data-ranks.md.
+        cache of its own, which share the experts. See docs/several-machines.md.
       enable_expert_parallel: Place the experts of each layer on these devices whole, as many on each, instead of a part
         of every expert. Their number must be a multiple of the number of devices. See docs/loading.md.
       decode_context_parallel_size: Of these devices, how many share the tokens of a cache of latents (DeepSeek and its

@@ -181,7 +181,7 @@ class EngineArgFields:
         metadata=_info(
             description=(
                 "GiB of the host's memory for blocks that the KV cache has no room for; None is none. See [KV "
-                "offloading](kv-offloading.md)."
+                "offloading](kv-cache.md)."
             ),
             metavar="GIB",
             help="Host memory for blocks that the KV cache has no room for (default: none).",
@@ -230,7 +230,7 @@ class EngineArgFields:
         metadata=_info(
             description=(
                 "Stages that the layers are divided among, each on `tensor_parallel_size` devices of its own. See "
-                "[pipeline stages](pipeline-stages.md)."
+                "[pipeline stages](several-machines.md#pipeline-stages)."
             ),
             minimum=1,
             short="-pp",
@@ -245,7 +245,7 @@ class EngineArgFields:
         metadata=_info(
             description=(
                 "For mixtures of experts: ranks of `tensor_parallel_size` devices, each with requests and a KV cache "
-                "of its own, which share the experts. See [data ranks](data-ranks.md)."
+                "of its own, which share the experts. See [data ranks](several-machines.md#data-ranks)."
             ),
             config="ParallelConfig",
             minimum=1,
@@ -291,7 +291,7 @@ class EngineArgFields:
         metadata=_info(
             description=(
                 "Hosts that run the model together; each of the others runs `jaxis serve --nnodes N --node-rank R`. "
-                "See [several hosts](hosts.md)."
+                "See [several hosts](several-machines.md#several-hosts)."
             ),
             minimum=1,
             speed_only=True,
@@ -330,7 +330,7 @@ class EngineArgFields:
         metadata=_info(
             description=(
                 "What a log-probability is, unless a request says: see `SamplingParams` and [scores and "
-                "rollouts](rollouts.md#what-a-log-probability-means)."
+                "rollouts](rl.md#what-a-log-probability-means)."
             ),
             config="ModelConfig",
             metavar="MODE",
@@ -344,7 +344,7 @@ class EngineArgFields:
         metadata=_info(
             description=(
                 "Return the experts of each token, unless a request says: see `SamplingParams` and [scores and "
-                "rollouts](rollouts.md#which-experts-a-token-went-to)."
+                "rollouts](rl.md#which-experts-a-token-went-to)."
             ),
             config="ModelConfig",
             help="Return which experts each token went to, unless a request says.",
@@ -525,7 +525,7 @@ class EngineArgFields:
         metadata=_info(
             description=(
                 "Publishes what the prefix cache holds, for gateways that route by it: a dict of vLLM's keys. See "
-                "[monitoring](monitoring.md) and [replicas](replicas.md#events-of-the-prefix-cache)."
+                "[events](kv-cache.md#events-of-the-prefix-cache)."
             ),
             metavar="JSON",
             help="Publish what the prefix cache holds, such as '{\"enable_kv_cache_events\": true}'.",
@@ -537,7 +537,7 @@ class EngineArgFields:
         metadata=_info(
             description=(
                 "Hands the blocks of prompts to other engines, or takes them from there: a dict of vLLM's keys. See "
-                "[prefill and decode on different servers](prefill-decode.md)."
+                "[prefill and decode on different servers](kv-cache.md#prefill-and-decode-on-different-servers)."
             ),
             metavar="JSON",
             help='Compute prompts for other servers, or take them from there: \'{"kv_role": "kv_both"}\'.',

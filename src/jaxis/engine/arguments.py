@@ -55,29 +55,29 @@ class EngineArgs(EngineArgFields):
         `dtype`; but on CPU, if that is "auto" too, it is bfloat16 for a checkpoint in bfloat16, and if it is "float16",
         it is float32, because the native kernels have no float16 cache. See docs/loading.md.
       kv_offloading_size: GiB of the host's memory for blocks that the KV cache has no room for; None is none. See
-        docs/kv-offloading.md.
+        docs/kv-cache.md.
       kv_offloading_backend: Whose they are: only "native"; accepted for vLLM's sake.
       kv_offloading_dir: A folder where those blocks are kept too, over restarts; None is none.
       kv_offloading_disk_size: Most bytes of all files there, or a size such as "100GiB".
       tensor_parallel_size: Devices to spread the model over, those of all hosts together.
       pipeline_parallel_size: Stages that the layers are divided among, each on `tensor_parallel_size` devices of its
-        own. See docs/pipeline-stages.md.
+        own. See docs/several-machines.md.
       data_parallel_size: For mixtures of experts: ranks of `tensor_parallel_size` devices, each with requests and a KV
-        cache of its own, which share the experts. See docs/data-ranks.md.
+        cache of its own, which share the experts. See docs/several-machines.md.
       enable_expert_parallel: Place the experts of each layer on these devices whole, as many on each, instead of a part
         of every expert. Their number must be a multiple of the number of devices. See docs/loading.md.
       decode_context_parallel_size: Of these devices, how many share the tokens of a cache of latents (DeepSeek and its
         kin): 1, so that each has the whole cache, or all. See docs/loading.md.
       nnodes: Hosts that run the model together; each of the others runs `jaxis serve --nnodes N --node-rank R`. See
-        docs/hosts.md.
+        docs/several-machines.md.
       master_addr: The address of this host by which the others reach it, if there are any.
       master_port: A free port there.
       distributed_timeout_seconds: How long hosts wait for each other at the start.
       load_format: "auto" reads the checkpoint's weights; "dummy" makes random ones.
       seed: Seed of requests that bring none, and of random weights.
-      logprobs_mode: What a log-probability is, unless a request says: see `SamplingParams` and docs/rollouts.md.
+      logprobs_mode: What a log-probability is, unless a request says: see `SamplingParams` and docs/rl.md.
       enable_return_routed_experts: Return the experts of each token, unless a request says: see `SamplingParams` and
-        docs/rollouts.md.
+        docs/rl.md.
       revision: Branch, tag or commit of a Hub id; None is the main branch.
       token: Access token of the hub.
       cache_dir: Where downloads from the hub are kept.
@@ -113,9 +113,9 @@ class EngineArgs(EngineArgFields):
       fit_memory: Choose the width of the weights and the length of the context by what fits into the free memory,
         unless they are given, and say so. `jaxis serve` does. See docs/loading.md.
       kv_events_config: Publishes what the prefix cache holds, for gateways that route by it: a dict of vLLM's keys. See
-        docs/monitoring.md and docs/replicas.md.
+        docs/kv-cache.md.
       kv_transfer_config: Hands the blocks of prompts to other engines, or takes them from there: a dict of vLLM's keys.
-        See docs/prefill-decode.md.
+        See docs/kv-cache.md.
       additional_config: Rules in the format of vLLM's TPU backend: `{"quantization": {"qwix": {"rules": [...]}}}`.
 
     Raises:

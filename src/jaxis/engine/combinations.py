@@ -1,4 +1,4 @@
-"""Which features of an engine do not combine, and why: for the check of its arguments, and for docs/limitations.md."""
+"""Which features of an engine do not combine, and why: for the check of its arguments, and for docs/proof.md."""
 
 from __future__ import annotations
 

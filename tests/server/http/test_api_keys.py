@@ -131,7 +131,7 @@ def test_usage_is_counted_by_name_and_the_limit_on_requests_is_one_on_those_that
     assert counted['generation_tokens_total{api_key="alice"}'] == 10
     assert counted['generation_tokens_total{api_key="bob"}'] == 10
     assert counted['requests_total{api_key="default"}'] == 1
-    documented = re.findall(r"`jaxis:api_key_(\w+)`", (REPOSITORY / "docs" / "monitoring.md").read_text())
+    documented = re.findall(r"`jaxis:api_key_(\w+)`", (REPOSITORY / "docs" / "operations.md").read_text())
     assert {name.partition("{")[0] for name in counted} == set(documented)
     page = httpx.get(f"{server.url}/metrics", headers={"Authorization": "Bearer given"}).text
     for text in texts.values():

@@ -1,4 +1,4 @@
-"""Classes of holes that inference servers have had: none is open here. docs/security.md lists them."""
+"""Classes of holes that inference servers have had: none is open here. docs/operations.md lists them."""
 
 import ast
 import inspect

@@ -83,7 +83,7 @@ def test_panels_stand_beside_each_other_and_have_names_of_their_own():
 
 
 def test_every_metric_is_in_the_documentation(samples):
-    named = set(re.findall(r"`([\w:]+\w)`", (REPOSITORY / "docs" / "monitoring.md").read_text()))
+    named = set(re.findall(r"`([\w:]+\w)`", (REPOSITORY / "docs" / "operations.md").read_text()))
     ours = {name for name in samples if name.startswith(("jaxis:", "http_"))}
     bases = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in ours}
     bases = {name if name in named else f"{name}_total" for name in bases}

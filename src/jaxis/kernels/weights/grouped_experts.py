@@ -189,7 +189,7 @@ def _of_all_ranks(array: jax.Array) -> jax.Array:
 def _own_rows(y: jax.Array, num_tokens: int) -> jax.Array:
     """The sum over all devices of what each adds to all ranks' tokens -> [T, E] of this rank's."""
     if target_platform() == "cpu":
-        # Between processes, JAX's psum_scatter on CPU fails when one of them is late (docs/hosts.md).
+        # Between processes, JAX's psum_scatter on CPU fails when one of them is late (test_distributed.py).
         first = jax.lax.axis_index(DATA_AXIS) * num_tokens
         return jax.lax.dynamic_slice_in_dim(jax.lax.psum(y, MESH_AXES), first, num_tokens)
     # In this order, the second sum is of one rank's rows only.

@@ -16,7 +16,7 @@ SCHEMA = 2
 """Version of the JSON that `PlanReport.to_json` writes; incremented when a field changes its meaning or is removed."""
 
 
-_HOSTS_PAGE = "docs/hosts.md"
+_HOSTS_PAGE = "docs/several-machines.md"
 # Of a layout, as arguments of the engine.
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
 
@@ -36,7 +36,7 @@ class PlanReport:
     plans: tuple[Plan, ...]
 
     def to_json(self) -> str:
-        """One JSON object; docs/plan.md describes it."""
+        """One JSON object; docs/accelerators.md describes it."""
         plans = [_plan_json(plan) for plan in self.plans]
         found = {"schema": SCHEMA, "model": self.model, "architectures": self.architectures, "plans": plans}
         return json.dumps(found, indent=2)
