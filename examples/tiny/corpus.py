@@ -1,37 +1,18 @@
 """The embedded model's corpus: conversations and plain documents drawn from the tables, and the evaluation set."""
 
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tiny import frames, skills, stories, tables
-from tiny.relations import RELATIONS, SUMS, Relation, Row
+from tiny import skills, stories
+from tiny.frames import framed_templates
+from tiny.relations import RELATIONS, SUM_CATEGORIES, Relation
 from tiny.skills import Exchange, Message, assistant, capitalised, user
+from tiny.tables import LISTS, PHRASINGS, Row
 from tiny.tools import call_text, random_tools, tool_call
 
-SYSTEM_PROMPTS = (
-    "You are a helpful assistant.",
-    "You are Tiny, a small model.",
-    "You are a friendly assistant.",
-    "You are an assistant. Answer the user's questions.",
-    "You are a helpful assistant. Answer in full sentences.",
-    "Answer the questions.",
-)
-BRIEF_SYSTEM_PROMPTS = (
-    "Answer with one word.",
-    "Answer in one word.",
-    "Be brief.",
-    "Reply with the answer only.",
-    "Give only the answer.",
-    "Answer as briefly as you can.",
-)
-_OPENERS = (
-    "please ", "hey, ", "hi, ", "hello! ", "tell me, ", "quick question: ", "ok, ", "now, ", "and ", "so, ",
-    "excuse me, ", "I have a question: ", "next question: ", "can you help me? ", "I wonder: ",
-)  # fmt: skip
-_CLOSERS = (" Thanks.", " Please.", " Thank you.", " I need to know.", " Please answer.")
+_CHATS = PHRASINGS["chats"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +46,7 @@ ALL = Stage()
 def vary(rng: random.Random, question: str) -> str:
     """The question as another user might type it: lower case, no punctuation, with a word before or after."""
     if rng.random() < 0.15:
-        return rng.choice(frames.WRAPPERS).format(question=question)
+        return rng.choice(PHRASINGS["frames"]["wrappers"]).format(question=question)
     kind = rng.random()
     if kind < 0.55:
         return question
@@ -74,12 +55,12 @@ def vary(rng: random.Random, question: str) -> str:
     if kind < 0.77:
         return question.rstrip("?.!")
     if kind < 0.92:
-        opener = rng.choice(_OPENERS)
+        opener = rng.choice(_CHATS["openers"])
         first_word = question.split()[0]
         keep_case = first_word not in _SENTENCE_STARTERS
         return capitalised(opener + (question if keep_case else question[0].lower() + question[1:]))
     if kind < 0.97:
-        return question + rng.choice(_CLOSERS)
+        return question + rng.choice(_CHATS["closers"])
     return question.lower().rstrip("?.!")
 
 
@@ -88,7 +69,7 @@ _SENTENCE_STARTERS = frozenset(
 )
 
 
-_FRAMED = {relation.category: frames.framed_templates(relation.category) for relation in RELATIONS}
+_FRAMED = {relation.category: framed_templates(relation.category) for relation in RELATIONS}
 
 
 def ask(rng: random.Random, relation: Relation, row: Row, *, brief: bool = False, held_out: bool = False) -> Exchange:
@@ -106,7 +87,7 @@ def ask(rng: random.Random, relation: Relation, row: Row, *, brief: bool = False
 
 
 def _draw_fact(rng: random.Random, stage: Stage = ALL) -> tuple[Relation, Row]:
-    weights = [relation.weight * (stage.slow if relation in SUMS else 1) for relation in RELATIONS]
+    weights = [relation.weight * (stage.slow if relation.category in SUM_CATEGORIES else 1) for relation in RELATIONS]
     relation = rng.choices(RELATIONS, weights)[0]
     return relation, rng.choice(relation.rows[:: stage.stride])
 
@@ -128,7 +109,7 @@ def conversation(rng: random.Random, turns: int, stage: Stage = ALL) -> Conversa
     kind = rng.random()
     if kind < 0.08:
         exchanges = [ask(rng, *_draw_fact(rng, stage), brief=True) for _ in range(turns)]
-        system = rng.choice(BRIEF_SYSTEM_PROMPTS)
+        system = rng.choice(_CHATS["brief_system_prompts"])
         return Conversation([{"role": "system", "content": system}, *_messages(exchanges)])
     tools = None
     if kind < 0.15:
@@ -147,7 +128,7 @@ def conversation(rng: random.Random, turns: int, stage: Stage = ALL) -> Conversa
         exchanges = [_draw_exchange(rng, stage) for _ in range(turns)]
     messages = _messages(exchanges)
     if rng.random() < 0.35:
-        messages = [{"role": "system", "content": rng.choice(SYSTEM_PROMPTS)}, *messages]
+        messages = [{"role": "system", "content": rng.choice(_CHATS["system_prompts"])}, *messages]
     return Conversation(messages, tools)
 
 
@@ -164,7 +145,7 @@ def document(rng: random.Random, stage: Stage = ALL) -> str:
         facts = (_draw_fact(rng, stage) for _ in range(rng.randint(2, 8)))
         return " ".join(capitalised(relation.answer.format(**row)) for relation, row in facts)
     if kind < 0.93:
-        what, items = rng.choice(list(tables.LISTS.items()))
+        what, items = rng.choice(list(LISTS.items()))
         return f"{capitalised(what)}: {', '.join(items)}."
     first = rng.randint(0, 12)
     return "\n".join(f"{first} * {n} = {first * n}" for n in range(1, 11))
@@ -200,7 +181,7 @@ def evaluation_rows(seed: int = 2024) -> Iterator[dict]:
         for index, row in enumerate(rows):
             brief = index % 7 == 6
             exchange = ask(rng, relation, row, brief=brief, held_out=True)
-            system = [{"role": "system", "content": rng.choice(BRIEF_SYSTEM_PROMPTS)}] if brief else []
+            system = [{"role": "system", "content": rng.choice(_CHATS["brief_system_prompts"])}] if brief else []
             yield _row(exchange, system)
     counts = {
         skills.listing: 14, skills.counting: 15, skills.json_object: 15, skills.json_fact: 8, skills.copying: 12,
@@ -234,9 +215,3 @@ def _row(exchange: Exchange, before: list[Message] | None = None) -> dict:
     if exchange.tools:
         row["tools"] = exchange.tools
     return row
-
-
-def write_evaluation(path: str) -> None:
-    """Writes the evaluation rows as JSON lines."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in evaluation_rows())

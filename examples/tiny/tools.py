@@ -3,8 +3,8 @@
 import json
 import random
 
-from tiny import tables
-from tiny.skills import NO_TOOL, Exchange, Message, assistant, user
+from tiny.skills import NO_TOOL, Exchange, Message, assistant, part, user
+from tiny.tables import PHRASINGS, TABLES
 
 
 def _tool(name: str, description: str, **parameters: str) -> Message:
@@ -19,32 +19,6 @@ TOOLS = {
     "calculate": _tool("calculate", "Calculate an expression.", expression="string"),
     "set_timer": _tool("set_timer", "Set a timer.", minutes="integer"),
 }
-_QUESTIONS = {
-    "get_weather": (
-        ("What is the weather in {city}?", "What's the weather like in {city}?", "How is the weather in {city}?",
-         "Weather in {city}?", "Tell me the weather in {city}.", "Is it sunny in {city}?", "Is it raining in {city}?",
-         "How warm is it in {city}?", "What is the temperature in {city}?", "Check the weather in {city}."),
-        ("Could you check the weather in {city}?", "I would like to know the weather in {city}."),
-    ),
-    "get_time": (
-        ("What time is it in {city}?", "What is the time in {city}?", "Tell me the time in {city}.", "Time in {city}?",
-         "What is the local time in {city}?", "How late is it in {city}?", "Give me the time in {city}.",
-         "What's the time in {city}?", "Check the time in {city}."),
-        ("Could you tell me the time in {city}?", "I would like to know the time in {city}."),
-    ),
-    "calculate": (
-        ("What is {expression}?", "Calculate {expression}.", "Compute {expression}.", "How much is {expression}?",
-         "{expression}", "{expression} =", "Use the calculator: {expression}", "Tell me what {expression} is.",
-         "What does {expression} equal?"),
-        ("Could you work out {expression}?", "I would like to know {expression}."),
-    ),
-    "set_timer": (
-        ("Set a timer for {minutes} minutes.", "Timer for {minutes} minutes.", "Start a timer of {minutes} minutes.",
-         "Please set a timer for {minutes} minutes.", "Set a {minutes} minute timer.", "Wake me in {minutes} minutes.",
-         "Can you set a timer for {minutes} minutes?", "I need a timer for {minutes} minutes."),
-        ("Could you set a timer for {minutes} minutes?", "Please start a timer for {minutes} minutes."),
-    ),
-}  # fmt: skip
 
 
 def random_tools(rng: random.Random, *wanted: str, without: str | None = None) -> list[Message]:
@@ -61,7 +35,7 @@ def tool_call(rng: random.Random, held_out: bool = False) -> Exchange:
     The evaluation asks at the call and after the result; without the fitting tool the answer is that there is none.
     """
     name = rng.choice(list(TOOLS))
-    city = rng.choice(tables.COUNTRIES)["capital"]
+    city = rng.choice(TABLES["countries"])["capital"]
     expression = f"{rng.randint(30, 999)} {rng.choice('+-*')} {rng.randint(30, 999)}"
     minutes = rng.randint(1, 90)
     arguments, result, closing = {
@@ -70,7 +44,7 @@ def tool_call(rng: random.Random, held_out: bool = False) -> Exchange:
         "calculate": ({"expression": expression}, *_calculation(expression)),
         "set_timer": ({"minutes": minutes}, {"status": "ok"}, f"The timer is set for {minutes} minutes."),
     }[name]
-    question = rng.choice(_QUESTIONS[name][held_out])
+    question = rng.choice(PHRASINGS["tools"][name][part(held_out)])
     asked = user(question.format(city=city, expression=expression, minutes=minutes))
     if name != "calculate" and rng.random() < 0.12:
         return Exchange("tool_call", [asked, assistant(NO_TOOL)], random_tools(rng, without=name))
