@@ -54,7 +54,7 @@ def test_the_help_and_generate_need_none():
 @pytest.mark.slow
 def test_several_hosts_need_one():
     result = run_without_extras("from jaxis import LLM\nLLM(nnodes=2, tensor_parallel_size=2)")
-    assert "ConfigError: LLM with nnodes=2 needs aiohttp: pip install 'jaxis[server]'" in result.stderr
+    assert "ConfigError: LLM with nnodes=2 needs fastapi: pip install 'jaxis[server]'" in result.stderr
 
 
 @pytest.mark.slow
@@ -67,10 +67,9 @@ def test_published_events_need_one():
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["serve"], "jaxis serve needs aiohttp: pip install 'jaxis[server]'"),
-        (["run-batch", "-i", os.devnull, "-o", "-"], "jaxis run-batch needs aiohttp: pip install 'jaxis[server]'"),
+        (["serve"], "jaxis serve needs fastapi: pip install 'jaxis[server]'"),
+        (["run-batch", "-i", os.devnull, "-o", "-"], "jaxis run-batch needs fastapi: pip install 'jaxis[server]'"),
         (["infer", "--replicas", "2"], "--replicas needs ray: pip install 'jaxis[ray]'"),
-        (["bench", "serve"], "jaxis bench serve needs aiohttp: pip install 'jaxis[server]'"),
     ],
 )
 def test_a_command_names_the_extra_that_it_needs(arguments, line):

@@ -40,7 +40,7 @@ COMMANDS = [
         "verify",
         "report",
     ),
-    *("new-key", "pull", "list", "rm", "new-model", "env", "bench latency", "bench throughput", "bench serve"),
+    *("new-key", "pull", "list", "rm", "new-model", "env", "bench latency", "bench throughput"),
 ]
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.models import OptionInfo
 
-from jaxis.cli.bench_serve import serve
 from jaxis.cli.console import exit_on_interrupt, report_errors
 from jaxis.cli.options import OUTPUT_PANEL, Debug, EngineOptions, expand_options
 from jaxis.errors import RequestError
@@ -41,7 +40,6 @@ JsonFile = Annotated[
 ]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help=HELP)
-app.command()(serve)
 
 
 @app.command()

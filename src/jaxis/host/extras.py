@@ -8,7 +8,7 @@ from jaxis.errors import ConfigError
 
 # Extra -> the modules that its distributions in pyproject.toml bring, without those that other dependencies bring too.
 EXTRAS = {
-    "server": ("aiohttp", "fastapi", "httptools", "msgspec", "prometheus_client", "uvicorn"),
+    "server": ("fastapi", "httptools", "msgspec", "prometheus_client", "uvicorn"),
     "orbax": ("orbax.checkpoint", "tensorstore"),
     "gguf": ("gguf",),
     "kv-events": ("msgspec", "zmq"),

@@ -21,12 +21,12 @@ from jaxis.server.http import api_keys
 
 SOURCES = sorted(Path(jaxis.__path__[0]).rglob("*.py"))
 RUNS_WHAT_IT_READS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "multiprocessing"}
-# jaxis bench serve is a client; the hub is asked for what the user names on the command line.
+# The hub is asked for what the user names on the command line.
 FETCHES = {
     "requests": set(),
     "httpx": set(),
     "urllib.request": set(),
-    "aiohttp": {"bench/serving/client.py"},
+    "aiohttp": set(),
 }
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
