@@ -49,7 +49,7 @@ help:
 	@echo "make docs       the documentation as a site with a search, in build/site; fails on a broken link"
 	@echo "make bench      start-up, prefill, decode and memory of a Qwen3-0.6B-shaped model; ARGS=... for options"
 	@echo "make compare    the same beside transformers, llama.cpp (compiles it, takes long) and ik_llama.cpp, whose tools are in"
-	@echo "                the folder IK_LLAMA_CPP; ARGS=... likewise, such as --dry-run"
+	@echo "                the folder IK_LLAMA_CPP; ARGS=... likewise"
 	@echo "make release-check  build the sdist and the wheel, and try the wheel in a fresh environment"
 	@echo "make wheels     the wheels of a release, for Linux on x86-64 and Arm and for macOS, into dist; needs Debian's"
 	@echo "                g++ and g++-aarch64-linux-gnu; ARGS='--only x86_64' for one of them"

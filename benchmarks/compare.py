@@ -2,7 +2,7 @@
 
     python benchmarks/compare.py --out results --ik-llama-cpp ik_llama.cpp/build/bin
     python benchmarks/compare.py --threads 2 --engines jaxis-int8,llama.cpp-q8_0 --rounds 5
-    python benchmarks/compare.py --loads '' --sweeps context,batch,size --rounds 1 --out results-sweeps --dry-run
+    python benchmarks/compare.py --loads '' --sweeps context,batch,size --rounds 1 --out results-sweeps
     python benchmarks/compare.py --shape qwen3-moe-1.5b --engines jaxis-bf16,transformers-bf16 --out results
     python benchmarks/compare.py --shape deepseek-v2-1.7b --engines jaxis-bf16,transformers-bf16 --out results
     python benchmarks/compare.py --engines jaxis-q4_k_m.gguf,llama.cpp-q4_k_m --out results
@@ -34,9 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from engines import BASELINE, DEFAULT_ENGINES, DEFAULT_GGUF_ENGINES, ENGINES, Engine, engine_of, prepare_weights
-from estimate import estimate_seconds
 from jaxis.bench.cost import PrefillCost, prefill_cost
-from jaxis.bench.limits import Limits, measure_limits
+from jaxis.bench.limits import measure_limits
 from jaxis.bench.session import describe_machine
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.errors import JaxisError
@@ -58,9 +57,6 @@ def main() -> None:
     os.sched_setaffinity(0, cores)  # what is started from here inherits it
     with tempfile.TemporaryDirectory(prefix="jaxis-compare-") as scratch:
         comparison = Comparison(arguments, arguments.work or Path(scratch))
-        if arguments.dry_run:
-            print(comparison.plan())
-            return
         arguments.out.mkdir(parents=True, exist_ok=True)
         results = comparison.run()
     print(write_report(results, arguments.out))
@@ -74,7 +70,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--engines", help=f"any of {', '.join(ENGINES)} (default: {default})")
     parser.add_argument("--loads", default=",".join(LOADS), help="of the tables (default: %(default)s; '' for none)")
     parser.add_argument("--sweeps", default="", help=f"further loads, of {','.join(SWEEPS)} (default: none)")
-    parser.add_argument("--max-context", type=int, default=16384, help="of the sweep (default: %(default)s tokens)")
     parser.add_argument("--threads", type=int, default=usable_cores(), help="cores for each (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="times that each is measured (default: %(default)s)")
     parser.add_argument("--ik-llama-cpp", type=Path, help="folder of ik_llama.cpp's tools (default: $IK_LLAMA_CPP)")
@@ -86,7 +81,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one process (default: %(default)s)")
     parser.add_argument("--work", type=Path, help="folder that keeps checkpoints for the next run (default: temporary)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder (default: %(default)s)")
-    parser.add_argument("--dry-run", action="store_true", help="print what would run and about how long, and end")
     arguments = parser.parse_args()
     if arguments.engines is None:
         is_gguf = arguments.model is not None and arguments.model.is_file()
@@ -110,8 +104,6 @@ def _problem(arguments: argparse.Namespace) -> str | None:
         return f"--threads must be 1 to {usable_cores()}, the cores that this process may use"
     if arguments.rounds < 1:
         return "--rounds must be at least 1"
-    if arguments.max_context < 1024:
-        return "--max-context must be at least 1024, the shortest of the sweep"
     if arguments.model is not None and arguments.shape != YARDSTICK:
         return "--model and --shape name two models: leave one out"
     if arguments.model is not None and "size" in arguments.sweeps:
@@ -147,7 +139,7 @@ class Comparison:
         self._arguments = arguments
         self._work = work
         model = arguments.shape if arguments.model is None else arguments.model.name
-        self._groups = groups(model, arguments.loads, arguments.sweeps, arguments.max_context)
+        self._groups = groups(model, arguments.loads, arguments.sweeps)
         self._limits: list[dict[str, Any]] = []
         self._rows: list[dict[str, Any]] = []
         self._starts: list[dict[str, Any]] = []
@@ -190,22 +182,6 @@ class Comparison:
             "threads": self._arguments.threads,
             "engines": self._arguments.engines,
         }
-
-    def plan(self) -> str:
-        """Which processes `run` would start, and a rough estimate of its time."""
-        limits = measure_limits(self._arguments.threads)
-        lines, total = [], 0.0
-        for group in self._groups:
-            for name in self._arguments.engines:
-                seconds = self._estimate(group, name, limits)
-                total += seconds
-                loads = ", ".join(f"{load.batch_size} x {load.input_len}" for load in group.loads)
-                lines.append(f"{seconds:6.0f} s  {name}, {group.model}, {group.name}: {loads}")
-        rounds = self._arguments.rounds
-        return "\n".join([*lines, f"{rounds} rounds of {total / 60:.1f} minutes: {rounds * total / 60:.0f} minutes"])
-
-    def _estimate(self, group: Group, name: str, limits: Limits) -> float:
-        return estimate_seconds(group.loads, self._prefill_cost(group.model), engine_of(name), limits)
 
     def _measure(self, number: int, group: Group, name: str) -> None:
         """Adds rows, or a failure, of one engine on the loads of a group."""

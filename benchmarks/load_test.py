@@ -109,10 +109,6 @@ def print_report(outcomes: Outcomes, samples: Sequence[Sample], metrics: dict[st
         rows.append(("seconds an answer", f"{statistics.median(times):.2f} median, {times[-1]:.2f} longest"))
     rows.append(("generated tokens", f"{metrics['jaxis:generation_tokens_total']:.0f}"))
     rows.append(("preemptions", f"{metrics['jaxis:num_preemptions_total']:.0f}"))
-    num_drafted = metrics.get("jaxis:spec_decode_num_draft_tokens_total", 0.0)
-    if num_drafted:
-        num_right = metrics["jaxis:spec_decode_num_accepted_tokens_total"]
-        rows.append(("drafts", f"{num_drafted:.0f}, {100 * num_right / num_drafted:.0f}% of them right"))
     if samples:
         most_running, most_waiting = (max(getattr(s, n) for s in samples) for n in ("num_running", "num_waiting"))
         rows.append(("sequences at once", f"{most_running:.0f} running, {most_waiting:.0f} waiting at most"))

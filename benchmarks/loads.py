@@ -33,19 +33,18 @@ _SIZES = ("qwen3-0.2b", "qwen3-0.6b", "qwen3-1.7b")
 SWEEPS = ("context", "batch", "size")
 
 
-def groups(model: str, loads: list[str], sweeps: list[str], max_context: int) -> list[Group]:
+def groups(model: str, loads: list[str], sweeps: list[str]) -> list[Group]:
     """The groups of a comparison.
 
     Args:
       model: The name of the compared model.
       loads: Of LOADS.
       sweeps: Of SWEEPS; "size" takes the made-up models.
-      max_context: Longest prompt of the sweep over context.
     """
     result = [Group(TABLE, model, tuple(LOADS[name] for name in loads))] if loads else []
     for sweep in sweeps:
         if sweep == "context":
-            result.append(Group(sweep, model, tuple(load for load in _CONTEXTS if load.input_len <= max_context)))
+            result.append(Group(sweep, model, _CONTEXTS))
         elif sweep == "batch":
             result.append(Group(sweep, model, _BATCHES))
         else:

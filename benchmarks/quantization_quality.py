@@ -3,29 +3,25 @@
     python benchmarks/quantization_quality.py --model ./Qwen3-0.6B
     python benchmarks/quantization_quality.py --model ./Qwen3-0.6B --jaxis int8,int4,rules.yaml --llama-cpp q8_0,q4_0
     python benchmarks/quantization_quality.py --model ./Qwen3-0.6B --file ./Qwen3-0.6B-int4 --file published.gguf
-    python benchmarks/quantization_quality.py --model ./Qwen3-0.6B --importance imatrix.dat --speed 1,128,32
+    python benchmarks/quantization_quality.py --model ./Qwen3-0.6B --importance imatrix.dat
 
 Prints a Markdown table, largest weights first. KL is the divergence, in nats, of the next-token distribution from that
 of the model itself in jaxis, and top-1 the share of tokens whose most likely successor is the same; see
 `jaxis.calibration.evaluate`. llama.cpp's files are made by its own quantizer from a float32 GGUF file of the model,
-those named -imatrix with the importance matrix that `--importance` gives. Figures of speed need a machine that does
-nothing else.
+those named -imatrix with the importance matrix that `--importance` gives.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
-import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from jaxis.bench.run import Load
 from jaxis.calibration.evaluate import Evaluation, SourcePredictions
 from jaxis.host.machine import usable_cores
 
@@ -41,16 +37,12 @@ class Row:
     Attributes:
       name: For the table.
       engine: "jaxis" or "llama.cpp".
-      model: What the engine loads.
-      arguments: For the engine, as `worker.py` takes them.
       evaluation: What was measured.
     """
 
     name: str
     engine: str
-    model: Path
     evaluation: Evaluation
-    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 def main() -> None:
@@ -67,7 +59,7 @@ def main() -> None:
                 print(f"{row.engine} {row.name}: KL {row.evaluation.kl_mean:.5f}", file=sys.stderr, flush=True)
                 rows.append(row)
         rows.sort(key=lambda row: -row.evaluation.quantized_bytes)
-        print(table(rows, arguments))
+        print(table(rows))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -79,37 +71,34 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--file", type=Path, action="append", default=[], help="a quantized folder, or a GGUF file")
     parser.add_argument("--importance", type=Path, help="matrix of llama-imatrix, as a .dat file")
     parser.add_argument("--no-repack", action="store_true", help="llama.cpp leaves weights as the file has them")
-    parser.add_argument("--speed", metavar="B,I,O", help="measure speed too, with this batch, input and output")
     parser.add_argument("--threads", type=int, default=usable_cores(), help="of llama.cpp (default: %(default)s)")
     parser.add_argument("--work", type=Path, help="folder that keeps GGUF files for the next run (default: temporary)")
     arguments = parser.parse_args()
     arguments.text = arguments.text or TEXTS
     arguments.jaxis = [name for name in arguments.jaxis.split(",") if name]
     arguments.llama_cpp = [name for name in arguments.llama_cpp.split(",") if name]
-    arguments.speed = None if arguments.speed is None else Load(*map(int, arguments.speed.split(",")))
     return arguments
 
 
 def jaxis_rows(source: SourcePredictions, arguments: argparse.Namespace) -> Iterator[Row]:
     for name in arguments.jaxis:
-        options = {"quantization": name}
-        yield Row(name, "jaxis", arguments.model, source.evaluate(arguments.model, **options), options)
+        yield Row(name, "jaxis", source.evaluate(arguments.model, quantization=name))
     for file in arguments.file:
-        yield Row(file.name, "jaxis", file, source.evaluate(file))
+        yield Row(file.name, "jaxis", source.evaluate(file))
 
 
 def llama_cpp_rows(source: SourcePredictions, arguments: argparse.Namespace, work: Path) -> Iterator[Row]:
     # Imported here, because it is built from source, and jaxis's own rows need none of it.
     import gguf
 
-    from peers.llama_cpp_logits import LlamaCppLogits
+    from peers.llama_cpp_peer import LlamaCppLogits
 
     options = {"threads": arguments.threads, "repack": not arguments.no_repack}
     longest = max(map(len, source.windows))
     for name, file in [*gguf_files(arguments, work), *((file.name, file) for file in arguments.file if is_gguf(file))]:
         weight_bytes = sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors)
-        with LlamaCppLogits(file, longest, **options) as compute_logits:
-            yield Row(name, "llama.cpp", file, source.compare(compute_logits, weight_bytes, name), options)
+        with contextlib.closing(LlamaCppLogits(file, options, longest)) as compute_logits:
+            yield Row(name, "llama.cpp", source.compare(compute_logits, weight_bytes, name))
 
 
 def gguf_files(arguments: argparse.Namespace, work: Path) -> Iterator[tuple[str, Path]]:
@@ -130,30 +119,18 @@ def gguf_files(arguments: argparse.Namespace, work: Path) -> Iterator[tuple[str,
             yield name + suffix, file
 
 
-def table(rows: list[Row], arguments: argparse.Namespace) -> str:
-    speeds = [None if arguments.speed is None else measure_speed(row, arguments.speed) for row in rows]
+def table(rows: list[Row]) -> str:
     columns = ["format", "engine", "weights", "perplexity", "KL", "KL, p99", "top-1"]
-    columns += [] if arguments.speed is None else ["prefill, tokens/s", "decode, tokens/s"]
     lines = [columns, ["---"] * len(columns)]
-    for row, speed in zip(rows, speeds, strict=True):
+    for row in rows:
         result = row.evaluation
         cells = [row.name, row.engine, f"{result.quantized_bytes / 1e6:.0f} MB", f"{result.perplexity:.2f}"]
         cells += [f"{result.kl_mean:.4f}", f"{result.kl_p99:.3f}", f"{result.top1:.1%}"]
-        lines.append(cells + ([] if speed is None else [f"{rate:.1f}" for rate in speed]))
+        lines.append(cells)
     source = rows[0].evaluation
     head = f"{source.num_tokens} tokens; the model itself: {source.source_bytes / 1e6:.0f} MB, "
     head += f"perplexity {source.source_perplexity:.2f}\n\n"
     return head + "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def measure_speed(row: Row, load: Load) -> tuple[float, float]:
-    """Tokens a second of prefill and of decoding, measured in a process of its own."""
-    engine_load = {"batch_size": load.batch_size, "input_len": load.input_len, "output_len": load.output_len}
-    task = {"engine": row.engine, "model": str(row.model), "arguments": row.arguments, "load": engine_load}
-    command = [sys.executable, str(Path(__file__).with_name("worker.py")), json.dumps(task | {"start_only": False})]
-    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    measured = json.loads(child.stdout.strip().rpartition("\n")[2])
-    return load.batch_size * load.input_len / measured["prefill_seconds"], load.batch_size / measured["step_seconds"]
 
 
 def is_gguf(file: Path) -> bool:

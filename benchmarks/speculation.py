@@ -3,7 +3,6 @@
     python benchmarks/random_checkpoint.py FOLDER
     python benchmarks/speculation.py FOLDER --quantization int8 --batch-size 1,4,16
     python benchmarks/speculation.py                   # of the embedded model
-    python benchmarks/speculation.py --lookup          # host time of a lookup, without a model
 
 A model with random weights copies nothing. Its own greedy answer stands for the text to be copied: it is given as the
 `prediction`, with one token in `--edit-every` replaced, so guesses come true as often as in edits of a file. It is
@@ -19,19 +18,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from jaxis import LLM, SamplingParams
 from jaxis.engine.drafting.draft_counts import DraftCounts
-from jaxis.engine.drafting.lookup import LookupDrafter
-from jaxis.engine.drafting.speculation import DraftRequest, NoSpeculation, Speculation
+from jaxis.engine.drafting.speculation import NoSpeculation, Speculation
 from jaxis.engine.output_processor import Request
-from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 
 BLOCK_STEPS = 32
 
@@ -39,7 +36,6 @@ BLOCK_STEPS = 32
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--lookup", action="store_true", help="measure the drafter alone")
     parser.add_argument("--method", default="ngram", help="of speculative_config; default: none is given")
     parser.add_argument("--num-speculative-tokens", type=int, default=15)
     parser.add_argument("--dtype", default="auto")
@@ -50,9 +46,6 @@ def main() -> None:
     parser.add_argument("--edit-every", type=int, default=25)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    if options.lookup:
-        measure_lookup()
-        return
     sizes = [int(size) for size in options.batch_size.split(",")]
     with LLM(
         options.model,
@@ -94,9 +87,9 @@ def measure(llm: LLM, batch_size: int, options: argparse.Namespace) -> None:
         for place in range(options.edit_every - 1, len(edited), options.edit_every):
             edited[place] = int(rng.integers(0, vocab_size))
         copies.append(dataclasses.replace(greedy, prediction=edited))
-    compare(llm, "copying", prompts, copies, options.repeats, rates_of_turns)
+    compare(llm, "copying", prompts, copies, options.repeats, None)
     drawn = [dataclasses.replace(greedy, temperature=1.0, seed=i) for i in range(batch_size)]
-    compare(llm, "no matches", prompts, drawn, options.repeats, rates_of_blocks)
+    compare(llm, "no matches", prompts, drawn, options.repeats, BLOCK_STEPS)
 
 
 # Tokens a second without and with speculation, in the order of time, and the answers of each run.
@@ -104,19 +97,14 @@ Rates = tuple[dict[bool, list[float]], list[list[list[int]]]]
 
 
 def compare(
-    llm: LLM,
-    name: str,
-    prompts: list[Any],
-    params: list[SamplingParams],
-    repeats: int,
-    measured: Callable[[LLM, list[Any], list[SamplingParams], int], Rates],
+    llm: LLM, name: str, prompts: list[Any], params: list[SamplingParams], repeats: int, block_steps: int | None
 ) -> None:
-    """Prints the line of a kind of text."""
+    """Prints the line of a kind of text; see `measured`."""
     speculation = llm.engine.speculation
     assert isinstance(speculation, Speculation)
-    measured(llm, prompts, params, 1)  # compiles
+    measured(llm, prompts, params, 1, block_steps)  # compiles
     speculation.counts = DraftCounts()
-    rates, answers = measured(llm, prompts, params, repeats)
+    rates, answers = measured(llm, prompts, params, repeats, block_steps)
     off, on = (statistics.median(rates[is_on]) for is_on in (False, True))
     ratios = [with_drafts / without for without, with_drafts in zip(rates[False], rates[True], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else 3 * ratios
@@ -136,46 +124,40 @@ def compare(
     print(f"  milliseconds of a step, by rows: {times}", flush=True)
 
 
-def rates_of_turns(llm: LLM, prompts: list[Any], params: list[SamplingParams], repeats: int) -> Rates:
-    """Of whole runs."""
+def measured(
+    llm: LLM, prompts: list[Any], params: list[SamplingParams], repeats: int, block_steps: int | None
+) -> Rates:
+    """Rates of blocks of so many steps, of which a run has several, or of whole runs."""
     speculation = llm.engine.speculation
+    assert isinstance(speculation, Speculation)
+
+    def set_speculation(block: int) -> bool:
+        is_on = block % 4 in (1, 2)  # neither is always first
+        llm.engine.speculation = speculation if is_on else NoSpeculation()
+        return is_on
+
     rates: dict[bool, list[float]] = {False: [], True: []}
     answers = []
     for turn in range(2 * repeats):
-        is_on = turn % 4 in (1, 2)  # neither is always first
-        llm.engine.speculation = speculation if is_on else NoSpeculation()
-        outputs, seconds = decode(llm, prompts, params)
-        answers.append([output.token_ids for output in outputs])
-        rates[is_on].append(sum(len(output.token_ids) - 1 for output in outputs) / seconds)
-    llm.engine.speculation = speculation
-    return rates, answers
-
-
-def rates_of_blocks(llm: LLM, prompts: list[Any], params: list[SamplingParams], repeats: int) -> Rates:
-    """Of `BLOCK_STEPS` steps each, of as many runs as turns have."""
-    speculation = llm.engine.speculation
-    assert isinstance(speculation, Speculation)
-    rates: dict[bool, list[float]] = {False: [], True: []}
-    answers = []
-    for _ in range(2 * repeats):
+        first = 0 if block_steps else turn
+        set_speculation(first)
         requests = begin(llm, prompts, params)
         outputs = [request.completions[0].sequence.output_token_ids for request in requests]
-        most_steps = min(each.max_tokens or 0 for each in params) - max(map(len, outputs))
-        # With speculation, a block may have more tokens than steps.
-        for block in range(most_steps // BLOCK_STEPS // 4 * 4):
-            is_on = block % 4 in (1, 2)
-            llm.engine.speculation = speculation if is_on else NoSpeculation()
+        for block in itertools.count(first):
+            is_on = set_speculation(block)
             before, started = sum(map(len, outputs)), time.perf_counter()
-            for _ in range(BLOCK_STEPS):
+            for _ in itertools.islice(itertools.count(), block_steps):
+                if not llm.engine.has_unfinished:
+                    break
                 llm.engine.step()
             seconds = time.perf_counter() - started
-            if all(not request.finished for request in requests):
+            if block_steps is None or not any(request.finished for request in requests):
                 rates[is_on].append((sum(map(len, outputs)) - before) / seconds)
-        llm.engine.speculation = speculation
-        while llm.engine.has_unfinished:
-            llm.engine.step()
+            if not llm.engine.has_unfinished:
+                break
         speculation.reset()
         answers.append([list(output) for output in outputs])
+    llm.engine.speculation = speculation
     num_pairs = min(map(len, rates.values()))
     return {is_on: values[:num_pairs] for is_on, values in rates.items()}, answers
 
@@ -189,41 +171,6 @@ def begin(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> list[Re
     while not all(request.completions[0].sequence.output_token_ids for request in requests):
         llm.engine.step()
     return requests
-
-
-def decode(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> tuple[list[Any], float]:
-    """The completions, and the seconds from the time when all prompts were read."""
-    requests = begin(llm, prompts, params)
-    started = time.perf_counter()
-    while llm.engine.has_unfinished:
-        llm.engine.step()
-    seconds = time.perf_counter() - started
-    return [request.output().outputs[0] for request in requests], seconds
-
-
-def measure_lookup() -> None:
-    """Prints the host time of a guess with 32k tokens of context, by kind of text."""
-    rng = np.random.default_rng(0)
-    random = rng.integers(0, 150_000, 33_268)
-    few = rng.integers(0, 100, 32_768)
-    repeating = np.tile(random[:1024], 32)
-    for name, tokens, output in (
-        ("no match", random[:-500], random[-500:]),
-        ("a copy", random[:-500], random[:500]),
-        ("100 distinct tokens", few, few[:500]),
-        ("repeating", repeating, repeating[:500]),
-    ):
-        prompt = tokens.tolist()
-        sequence = Sequence(SequenceId(name), prompt, SamplingParams(), frozenset(), len(prompt) + 1000, arrival=0)
-        drafter = LookupDrafter(3, 16)
-        drafter.propose([DraftRequest(sequence, 15)])
-        seconds = []
-        for token in output.tolist():
-            sequence.output_token_ids.append(token)
-            start = time.perf_counter()
-            drafter.propose([DraftRequest(sequence, 15)])
-            seconds.append(time.perf_counter() - start)
-        print(f"lookup in 32k tokens, {name}: {statistics.median(seconds) * 1e6:.0f} us")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""Steps of LoRA training beside PEFT and TRL on torch: tokens per second, and peak memory.
+"""Steps of LoRA training beside TRL on torch: tokens per second, and peak memory.
 
     python benchmarks/random_checkpoint.py FOLDER
     python -m venv PEERS && PEERS/bin/pip install 'torch==2.13.0' 'transformers>=5,<6' 'peft>=0.21' 'trl>=1.16'
-    python benchmarks/training.py FOLDER --peers PEERS/bin/python [--systems jaxis,peft,trl] [--dtype bfloat16]
+    python benchmarks/training.py FOLDER --peers PEERS/bin/python [--dtype bfloat16]
 
-All train the same layers at the same rank, on the same rows, all of whose tokens are learned, and each has a process of
-its own: `peft` is a plain loop of torch, `trl` its SFTTrainer. The first step, in which programs are compiled, does not
-count.
+Both train the same layers at the same rank, on the same rows, all of whose tokens are learned, in a process each. The
+first step, in which programs are compiled, does not count.
 """
 
 from __future__ import annotations
@@ -77,29 +76,6 @@ def jaxis_steps(options: argparse.Namespace, done: Callable[[float], None]) -> N
         done(float(reported["loss"]))
 
 
-def peft_steps(options: argparse.Namespace, done: Callable[[float], None]) -> None:
-    """Steps of PEFT and torch; calls `done` with the loss of each."""
-    import peft
-    import torch
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=getattr(torch, options.dtype))
-    if options.recompute:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    model = peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=LAYERS))
-    model.train()
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.0)
-    ids = torch.tensor(rows_of(options))
-    for _ in range(options.steps + 1):
-        optimizer.zero_grad()
-        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        done(loss.item())
-
-
 def trl_steps(options: argparse.Namespace, done: Callable[[float], None]) -> None:
     """Steps of TRL's SFTTrainer; calls `done` with the loss of each."""
     import datasets
@@ -147,7 +123,7 @@ def trl_steps(options: argparse.Namespace, done: Callable[[float], None]) -> Non
         trainer.train()
 
 
-SYSTEMS = {"jaxis": jaxis_steps, "peft": peft_steps, "trl": trl_steps}
+SYSTEMS = {"jaxis": jaxis_steps, "trl": trl_steps}
 
 
 def measure(name: str, options: argparse.Namespace) -> None:
@@ -180,7 +156,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--recompute", action="store_true", help="Compute layers again for their derivatives.")
     parser.add_argument("--forward-pass", default="plain", choices=("plain", "engine"), help="Of jaxis.")
-    parser.add_argument("--systems", default="jaxis,peft,trl")
+    parser.add_argument("--systems", default="jaxis,trl")
     options = parser.parse_args()
     names = options.systems.split(",")
     if len(names) == 1:

@@ -12,18 +12,31 @@ import pytest
 import tiny_data
 from tokenizers import Tokenizer
 
-import exact_match
-from jaxis import LLM
-from tests.support.places import REPOSITORY
+from jaxis import LLM, SamplingParams
+from tests.support.places import REPOSITORY, TESTS
 
 ASSET = REPOSITORY / "src" / "jaxis" / "assets" / "tiny"
 
 REQUIRED_EXACT_MATCH = 0.95
 
 
+def is_generated(llm, rows):
+    """Says of each question whether the model generates its answer word for word."""
+    prompts = [
+        {
+            "prompt_token_ids": llm.tokenizer.encode_chat(
+                row["messages"], tools=row.get("tools"), add_generation_prompt=True
+            )
+        }
+        for row in rows
+    ]
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=256))
+    return [output.outputs[0].text == row["answer"] for output, row in zip(outputs, rows, strict=True)]
+
+
 @pytest.fixture(scope="module")
 def rows():
-    return [json.loads(line) for line in exact_match.QUESTIONS.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in (TESTS / "data" / "tiny_eval.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +55,7 @@ def reference():
 @pytest.mark.slow
 def test_held_out_questions_are_answered_word_for_word_in_bfloat16(rows):
     with LLM(dtype="bfloat16", show_progress=False) as llm:
-        right = np.array(exact_match.is_generated(llm, rows))
+        right = np.array(is_generated(llm, rows))
     assert right.mean() >= REQUIRED_EXACT_MATCH, [
         row["messages"][-1] for row, ok in zip(rows, right, strict=True) if not ok
     ]
@@ -54,7 +67,7 @@ def test_held_out_questions_are_answered_word_for_word_as_by_transformers(rows, 
     from transformers import AutoTokenizer
 
     with LLM(dtype="float32", show_progress=False) as llm:
-        right = np.array(exact_match.is_generated(llm, rows))
+        right = np.array(is_generated(llm, rows))
     assert right.mean() >= REQUIRED_EXACT_MATCH
     chat = AutoTokenizer.from_pretrained(ASSET)
     # Spread over the categories, and every one that the model gets wrong.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jaxis.bench.cost import DecodeCost
 
 WARM_UP_TOKENS = 128
+_ROWS = 64
 _QUIET = llama_cpp.llama_log_callback(lambda *_: None)
 
 
@@ -37,6 +38,7 @@ class LlamaCppPeer:
             raise OSError(f"llama.cpp cannot load {model}")
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._load: Load | None = None
+        self._context: Any = None
 
     @property
     def decode_cost(self) -> DecodeCost:
@@ -55,21 +57,30 @@ class LlamaCppPeer:
 
     def _make_context(self, load: Load) -> None:
         """A context of the load's size in place of that of another load."""
-        if self._load is not None:
-            llama_cpp.llama_batch_free(self._batch)
-            llama_cpp.llama_free(self._context)
         self._load = load
-        params = llama_cpp.llama_context_default_params()
         # In whole 256s, as it would round up anyway; each sequence has a part of its own.
         length = -(-(load.input_len + load.output_len + 1) // 256) * 256
-        params.n_ctx = load.batch_size * length
-        params.n_seq_max = load.batch_size
-        params.n_batch = max(params.n_batch, load.batch_size * load.input_len)
+        default = llama_cpp.llama_context_default_params().n_batch
+        num_batch = max(default, load.batch_size * load.input_len)
+        self._open(n_ctx=load.batch_size * length, n_seq_max=load.batch_size, n_batch=num_batch)
+
+    def _open(self, **settings: int) -> None:
+        self.close()
+        params = llama_cpp.llama_context_default_params()
+        for name, value in settings.items():
+            setattr(params, name, value)
         params.n_threads = params.n_threads_batch = self._threads
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
             raise MemoryError(f"llama.cpp cannot make a context of {params.n_ctx} tokens")
         self._batch = llama_cpp.llama_batch_init(params.n_batch, 0, 1)
+
+    def close(self) -> None:
+        """Frees the context."""
+        if self._context is not None:
+            llama_cpp.llama_batch_free(self._batch)
+            llama_cpp.llama_free(self._context)
+            self._context = None
 
     def _run(self, load: Load, rng: np.random.Generator) -> BatchRun:
         prompts = random_prompts(rng, self._vocab_size, [load.input_len] * load.batch_size)
@@ -90,6 +101,10 @@ class LlamaCppPeer:
 
     def _decode(self, sequences: list[list[int]], position: int) -> list[int]:
         """Computes more tokens of each sequence, from `position` on; returns the likeliest next one of each."""
+        return self._logits(sequences, position).argmax(axis=-1).tolist()
+
+    def _logits(self, sequences: list[list[int]], position: int, *, of_all: bool = False) -> np.ndarray:
+        """Logits float32 [n, V] after each sequence, or after each of its tokens."""
         batch = self._batch
         batch.n_tokens = sum(map(len, sequences))
         row = 0
@@ -99,11 +114,27 @@ class LlamaCppPeer:
                 batch.pos[row] = position + i
                 batch.n_seq_id[row] = 1
                 batch.seq_id[row][0] = number
-                batch.logits[row] = i + 1 == len(sequence)
+                batch.logits[row] = of_all or i + 1 == len(sequence)
                 row += 1
         status = llama_cpp.llama_decode(self._context, batch)
         if status != 0:
             raise RuntimeError(f"llama_decode failed with status {status}")
         logits = llama_cpp.llama_get_logits(self._context)
-        rows = np.ctypeslib.as_array(logits, shape=(len(sequences), self._vocab_size))
-        return rows.argmax(axis=-1).tolist()
+        return np.ctypeslib.as_array(logits, shape=(row if of_all else len(sequences), self._vocab_size))
+
+
+class LlamaCppLogits(LlamaCppPeer):
+    """What llama.cpp predicts, with a float32 cache, for sequences of `max_tokens` at most."""
+
+    def __init__(self, model: Path, arguments: dict[str, Any], max_tokens: int) -> None:
+        super().__init__(model, arguments, ())
+        length = -(-max_tokens // 256) * 256
+        types = dict.fromkeys(("type_k", "type_v"), llama_cpp.GGML_TYPE_F32)
+        self._open(**dict.fromkeys(("n_ctx", "n_batch", "n_ubatch"), length), **types)
+
+    def __call__(self, token_ids: list[int]) -> Iterator[np.ndarray]:
+        """Logits float32 [n, V] of consecutive tokens of a sequence, a few rows at a time."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        rows = self._logits([token_ids], 0, of_all=True)
+        for start in range(0, len(rows), _ROWS):
+            yield rows[start : start + _ROWS]

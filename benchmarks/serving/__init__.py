@@ -1,1 +1,1 @@
-"""What tests and measures a server from outside, for `load_test.py` and `jaxis bench serve`'s own tests."""
+"""What tests and measures a server from outside, for `load_test.py` and its tests."""

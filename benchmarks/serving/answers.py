@@ -8,17 +8,17 @@ from serving.answer_forms import Answer, AnswerForm, FailedError
 from serving.chat_answers import CompletionsForm
 from serving.message_answers import MessagesForm
 from serving.ollama_answers import OllamaForm
-from serving.request_mix import CHAT, COMPLETIONS, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE, RESPONSES, MixItem
+from serving.request_mix import MixItem
 from serving.response_answers import ResponsesForm
 
 REFUSALS = (429, 503)
 _FORMS: dict[str, AnswerForm] = {
-    CHAT: CompletionsForm(),
-    COMPLETIONS: CompletionsForm(),
-    RESPONSES: ResponsesForm(),
-    MESSAGES: MessagesForm(),
-    OLLAMA_CHAT: OllamaForm(),
-    OLLAMA_GENERATE: OllamaForm(),
+    "/v1/chat/completions": CompletionsForm(),
+    "/v1/completions": CompletionsForm(),
+    "/v1/responses": ResponsesForm(),
+    "/v1/messages": MessagesForm(),
+    "/api/chat": OllamaForm(),
+    "/api/generate": OllamaForm(),
 }
 
 

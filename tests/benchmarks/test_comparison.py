@@ -6,10 +6,6 @@ import re
 import pytest
 
 from engines import ENGINES, engine_of
-from estimate import SHARE_OF_READS, START_SECONDS, estimate_seconds
-from jaxis.bench.cost import PrefillCost
-from jaxis.bench.limits import Limits
-from jaxis.bench.run import Load
 from loads import TABLE, groups
 from plots import series, sweeps
 from report import BEGIN, END, markdown, tables, write_docs, write_report
@@ -133,28 +129,12 @@ def test_a_baseline_is_an_engine_of_jaxis_in_another_tree():
 
 
 def test_a_sweep_is_one_group_of_loads_for_each_model():
-    table, context, *sizes = groups(MODEL, ["1x128", "16x128"], ["context", "size"], max_context=4096)
+    table, context, *sizes = groups(MODEL, ["1x128", "16x128"], ["context", "size"])
     assert (table.name, [(load.batch_size, load.input_len) for load in table.loads]) == (TABLE, [(1, 128), (16, 128)])
-    assert [load.input_len for load in context.loads] == [1024, 2048, 4096]
+    assert [load.input_len for load in context.loads] == [1024, 2048, 4096, 8192, 16384]
     assert {group.name for group in sizes} == {"size"}
     assert len({group.model for group in sizes}) == len(sizes) > 1
-    assert groups(MODEL, [], [], max_context=4096) == []
-
-
-def test_an_estimate_grows_with_the_load_and_with_the_weights():
-    limits = Limits(1, 10e9, 20e9, 100e9)
-    cost = PrefillCost(layer_params=400_000_000, head_params=100_000_000, attention_flops_per_key=0)
-
-    def seconds(engine, *loads):
-        return estimate_seconds(loads, cost, ENGINES[engine], limits) - START_SECONDS
-
-    decode = 4 * 1e9 / (SHARE_OF_READS * 10e9)
-    prefill = cost.flops(1, 100) / (0.4 * 100e9)
-    assert seconds("llama.cpp-bf16", Load(1, 100, 4)) == pytest.approx(decode + prefill)
-    # jaxis warms up with the load, but for one long prompt.
-    once = cost.flops(1, 100_000) / (0.8 * 100e9)
-    assert once < seconds("jaxis-bf16", Load(1, 100_000, 1)) < 1.1 * once
-    assert seconds("jaxis-bf16", Load(16, 6250, 0)) == pytest.approx(2 * cost.flops(16, 6250) / (0.8 * 100e9))
+    assert groups(MODEL, [], []) == []
 
 
 def test_tables_show_spreads_shares_ratios_and_starts(results):

@@ -1,17 +1,73 @@
 """Thinking that a client leaves out is restored, with the tokens that were generated, and never to anybody else."""
 
+import copy
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
-from benchmarks.restored_thinking import TEMPLATES, run, served_model
+import jaxis
 from jaxis import SamplingParams
 from jaxis.outputs import CompletionOutput, RequestOutput
-from jaxis.server.generation.answer_format import NO_TOOLS, AnswerFormat
+from jaxis.parsing.model_parsers import ModelParsers
+from jaxis.server.generation.answer_format import NO_TOOLS, AnswerFormat, choose_tools
 from jaxis.server.generation.job import GenerationJob
 from jaxis.server.generation.prompts import ChatPrompt
 from jaxis.server.generation.restored_thinking import RestoredThinking, keeps_thinking
+from jaxis.server.generation.served_model import ServedModel
+from jaxis.tokenizer import Tokenizer
 from tests.support.scripted_engine import ScriptedEngine, connected
+
+_TURN = "<|im_start|>{{ m.role }}\n"
+_CALLS = (
+    "{% for call in m.tool_calls or [] %}{{ '\n' }}<tool_call>{{ '\n' }}"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n'
+    "</tool_call>{% endfor %}"
+)
+_TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+_THINKING = "<think>\n{{ m.reasoning_content }}\n</think>\n\n"
+_END = (
+    "{{ m.content or '' }}" + _CALLS + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% endif %}"
+)
+_QUESTION = (
+    "{% set state = namespace(question=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set state.question = loop.index0 %}{% endif %}{% endfor %}"
+)
+TEMPLATES = {
+    "keeps all thinking": _TOOLS
+    + "{% for m in messages %}"
+    + _TURN
+    + "{% if m.reasoning_content %}"
+    + _THINKING
+    + "{% endif %}"
+    + _END,
+    "keeps thinking since the last question": _TOOLS
+    + _QUESTION
+    + "{% for m in messages %}"
+    + _TURN
+    + "{% if m.reasoning_content and loop.index0 > state.question %}"
+    + _THINKING
+    + "{% endif %}"
+    + _END,
+    "keeps no thinking": _TOOLS + "{# <think> #}{% for m in messages %}" + _TURN + _END,
+}
+FUNCTION = {"name": "read_file", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}
+
+
+def served_model(template):
+    """A model with the embedded model's tokenizer and another chat template."""
+    tokenizer = copy.copy(Tokenizer.from_path(Path(jaxis.__file__).parent / "assets" / "tiny"))
+    tokenizer.chat_templates = {"default": template}
+    return ServedModel(
+        names=("model",),
+        tokenizer=tokenizer,
+        default_sampling_params=SamplingParams(),
+        grammar_compiler=None,
+        parsers=ModelParsers.select(tokenizer, None, tool="hermes", reasoning="deepseek_r1"),
+    )
+
 
 KEEPS = TEMPLATES["keeps all thinking"]
 MODEL = served_model(KEEPS)
@@ -19,9 +75,9 @@ QUESTION = {"role": "user", "content": "What is the capital of France?"}
 TEXT = "<think>\nI know it.\n</think>\n\nParis."
 
 
-def job_of(messages, model=MODEL, **more):
+def job_of(messages, model=MODEL, tools=NO_TOOLS, **more):
     prompts = ChatPrompt(messages=messages, **more)
-    answer = AnswerFormat.of_chat(model, NO_TOOLS, None)
+    answer = AnswerFormat.of_chat(model, tools, None)
     return GenerationJob(request_id="a", model=model, prompts=prompts, params=SamplingParams(), answer=answer)
 
 
@@ -95,14 +151,28 @@ def test_one_that_is_off_remembers_nothing_and_memory_is_bounded():
 
 def test_a_later_turn_has_the_tokens_of_those_before():
     """So a conversation takes the memory of its tokens once, and its first thinking stays as long as the last."""
-    memory = RestoredThinking()
-    again, lengths = run(KEEPS, memory, 11, 40)
-    assert not any(again)
-    tokens = [answer.turn.token_ids for answer in memory._answers.values() if answer.turn is not None]
-    assert len(tokens) == 1
-    without, _ = run(KEEPS, RestoredThinking(max_answers=0), 11, 40)
-    assert min(without) > 0
-    assert len(lengths) == len(without)
+    memory, forgetful = RestoredThinking(), RestoredThinking(max_answers=0)
+    tools = choose_tools(MODEL, {"tools[0].function": FUNCTION}, "auto")
+    messages, last = [QUESTION], None
+    for number in range(11):
+        job = job_of(messages, tools=tools)
+        [prompt] = memory.tokenize(job, "client")
+        if last is not None:
+            assert list(prompt.token_ids[: len(last)]) == last
+            assert list(forgetful.tokenize(job, "client")[0].token_ids[: len(last)]) != last
+        answer, after, call_text = {"role": "assistant", "content": f"The answer {number}."}, QUESTION, ""
+        if number % 2:
+            call = {"name": "read_file", "arguments": {"path": f"file {number}"}}
+            answer["tool_calls"] = [{"id": f"call{number:05}", "type": "function", "function": call}]
+            after = {"role": "tool", "tool_call_id": f"call{number:05}", "name": "read_file", "content": "Two values."}
+            call_text = f"\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        # A model does not always sample the tokens into which a tokenizer splits its text.
+        parts = (f"<think>\nI think {number} ti", f"mes.\n</think>\n\n{answer['content']}{call_text}", "<|im_end|>")
+        token_ids = [token for part in parts for token in MODEL.tokenizer.encode(part, add_special_tokens=False)]
+        completion = CompletionOutput(0, "".join(parts[:-1]), token_ids, finish_reason="stop")
+        memory.listen(job, prompt, "client").add(RequestOutput("a", None, [], None, [completion], finished=True))
+        messages, last = [*messages, answer, after], [*prompt.token_ids, *token_ids]
+    assert len([1 for each in memory._answers.values() if each.turn is not None]) == 1
 
 
 def test_which_templates_keep_thinking():
