@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from jaxis.bringup.new_model import new_model
 from jaxis.errors import ConfigError
 from jaxis.models.registry import built_in_models
 from tests.support.places import REPOSITORY
 
-PARITY = "tests/support/parity.py"
+PARITY = "tests/data/families.yaml"
 # An editable installation's finder would put the installed package before the copy.
 RUN_PYTEST = """
 import sys
@@ -59,9 +60,11 @@ def test_writes_the_file_with_its_declaration_and_the_test_row(checkout: Path, l
     assert [ast.unparse(argument) for argument in declaration.args[:2]] == ["'NewThing2'", "(NewThing2ForCausalLM,)"]
     assert {keyword.arg for keyword in declaration.keywords} <= {"tiny"}
     before, after = (REPOSITORY / PARITY).read_text().splitlines(), (checkout / PARITY).read_text().splitlines()
-    ast.parse("\n".join(after))
-    assert any("NewThing2" in line for line in after if line not in before)
     assert set(before) <= set(after)
+    rows = [yaml.safe_load((folder / PARITY).read_text())["families"] for folder in (REPOSITORY, checkout)]
+    [added] = [row for row in rows[1] if row not in rows[0]]
+    assert (added.pop("name"), added.pop("architecture")) == ("NewThing2", "NewThing2ForCausalLM")
+    assert any(added.items() <= row.items() for row in rows[0])
 
 
 def _calls_family(value: ast.expr) -> bool:
@@ -73,7 +76,9 @@ def _calls_family(value: ast.expr) -> bool:
 def test_what_it_writes_passes_the_tests_of_the_family_it_copied(tmp_path: Path, like: str):
     for folder in ("src", "tests/models", "tests/support"):
         shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path / "pyproject.toml")
+    for file in ("pyproject.toml", PARITY):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / file, tmp_path / file)
     made = new_model("NewThing2", like, tmp_path)
     python, _, _, *arguments = made.check.replace("'", "").split()
     assert python == "python"

@@ -61,7 +61,7 @@ CHANGES = {
     "Hunyuan A13B": {"moe_topk": 3},
     "Phi-3.5-MoE": {
         "router_jitter_noise": 0.01,
-        **parity._longrope(
+        **parity.longrope(
             pairs=8, short_mscale=1.243163121016122, long_mscale=1.243163121016122, original_max_position_embeddings=512
         ),
     },
@@ -110,7 +110,7 @@ LLAMA_3_1 = Family(
     "LlamaConfig",
     {
         "max_position_embeddings": 16384,
-        **parity._rope(
+        **parity.rope(
             "llama3",
             500_000.0,
             factor=32.0,

@@ -73,7 +73,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 
-parity._SIZES.update(num_attention_heads=8)  # 2 kv heads, a vocabulary of 131
+parity.SIZES.update(num_attention_heads=8)  # 2 kv heads, a vocabulary of 131
 family = next(f for f in parity.FAMILIES if f.name == sys.argv[1])
 folder = parity.checkpoint_folder(family)
 tokens, expected = parity.prompt(40), parity.reference_run(family, 40)[0]

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from jaxis.errors import ConfigError
 from jaxis.models.registry import built_in_models, supported_architectures
@@ -22,7 +21,7 @@ from jaxis.models.registry import built_in_models, supported_architectures
 _SUFFIX = "ForCausalLM"
 _NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
 _MODELS = Path("src/jaxis/models")
-_PARITY = Path("tests/support/parity.py")
+_PARITY = Path("tests/data/families.yaml")
 
 
 @dataclass(frozen=True)
@@ -127,18 +126,14 @@ def _family_source(source: _Source, name: str, architecture: str) -> str:
 
 def _with_parity_row(text: str, source: _Source, name: str, architecture: str) -> str:
     """The table of parity tests with the copied family's first row repeated under the new name and architecture."""
-    tree = ast.parse(text)
-    row = next((row for row in _family_rows(tree) if _architecture_of(row) == source.architecture), None)
-    if row is None:
+    rows = re.split(r"^(?=  - name: )", text, flags=re.MULTILINE)
+    place = next((place for place, row in enumerate(rows) if _architecture_of(row) == source.architecture), None)
+    if place is None:
         raise ConfigError(f"{_PARITY} has no row of {source.architecture}: add one, so that there is something to copy")
-    arguments = [ast.get_source_segment(text, argument) for argument in row.args[1:]]
-    keywords = [keyword for keyword in row.keywords if keyword.arg != "architecture"]
-    arguments += [ast.get_source_segment(text, keyword) for keyword in keywords]
-    call = ",\n        ".join([f'"{name}"', *filter(None, arguments), f'architecture="{architecture}"'])
-    lines = text.split("\n")
-    assert row.end_lineno is not None
-    lines.insert(row.end_lineno, f"    Family(\n        {call},\n    ),")
-    return "\n".join(lines)
+    _, *lines = rows[place].rstrip("\n").split("\n")
+    kept = [line for line in lines if not re.match(r"    (architecture|slow|every_path):|  #", line)]
+    row = "\n".join([f"  - name: {name}", *kept, f"    architecture: {architecture}\n"])
+    return "".join([*rows[: place + 1], row, *rows[place + 1 :]])
 
 
 def _family_rows(tree: ast.Module) -> Iterator[ast.Call]:
@@ -147,13 +142,12 @@ def _family_rows(tree: ast.Module) -> Iterator[ast.Call]:
             yield node
 
 
-def _architecture_of(row: ast.Call) -> str:
-    """The architecture that belongs to the transformers config class of a row."""
-    keywords: dict[str | None, Any] = {keyword.arg: keyword.value for keyword in row.keywords}
-    if "architecture" in keywords:
-        return ast.literal_eval(keywords["architecture"])
-    config_class = str(ast.literal_eval(row.args[1]))
-    return re.sub(r"(Text)?Config$", "", config_class) + _SUFFIX
+def _architecture_of(row: str) -> str | None:
+    """The architecture that belongs to the transformers config class of a row; None of what is no row."""
+    fields = dict(re.findall(r"^    (config_class|architecture): (\w+)$", row, re.MULTILINE))
+    if "config_class" not in fields:
+        return None
+    return fields.get("architecture") or re.sub(r"(Text)?Config$", "", fields["config_class"]) + _SUFFIX
 
 
 def _snake_case(name: str) -> str:

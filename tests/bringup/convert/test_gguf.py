@@ -42,7 +42,7 @@ SAYABLE = {
         **{"attention_bias": False, "query_pre_attn_scalar": 32, "num_hidden_layers": 7, "sliding_window_pattern": 6},
         **_TWO_ROPES,
     },
-    "GPT-OSS": {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, **parity._rope(theta=150_000.0)},
+    "GPT-OSS": {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, **parity.rope(theta=150_000.0)},
     "Cohere 2": {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
     "Llama 4": {
         **{"num_hidden_layers": 4, "no_rope_layer_interval": 4},
