@@ -60,10 +60,10 @@ def read_config_values(path: str | os.PathLike[str]) -> ConfigValues:
     return ConfigValues(read_config(path), str(config_path(path)))
 
 
-def read_hf_config(path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> HFConfig:
+def read_hf_config(path: str | os.PathLike[str]) -> HFConfig:
     """Reads a checkpoint's config as models read it; see `read_config_values` and `HFConfig`."""
     config = read_config_values(path)
-    return HFConfig(config.values, overrides, source=config.source)
+    return HFConfig(config.values, source=config.source)
 
 
 def read_generation_defaults(path: str | os.PathLike[str]) -> dict[str, Any]:

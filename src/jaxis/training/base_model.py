@@ -89,12 +89,10 @@ class BaseModel:
         with progress.loading(self.name) as on_progress:
             return load_model(config, make_mesh(), on_progress)
 
-    def construct(self, dtype: DTypeLike, *, quantized: bool = False, packed: bool = False) -> JaxModule:
-        """The model without weights, as floats of this type, quantized, or packed as the engine has them."""
+    def construct(self, dtype: DTypeLike, *, packed: bool = False) -> JaxModule:
+        """The model without weights, as floats of this type, or packed as the engine has them."""
         config = ModelConfig(str(self.path), self.hf_config, dtype=dtype, max_model_len=self.context)
-        quantization = self._quantization() if quantized or packed else None
-        if packed:
-            quantization = PackingConfig(quantization)
+        quantization = PackingConfig(self._quantization()) if packed else None
         return construct_abstractly(VllmConfig(config, quant_config=quantization), check_config=False)
 
     def abstract(self) -> JaxModule:

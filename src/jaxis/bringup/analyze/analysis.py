@@ -140,7 +140,6 @@ def analyze(
     memory: int | str | None = None,
     kv_cache_dtype: str = "bfloat16",
     revision: str | None = None,
-    token: str | None = None,
 ) -> Analysis:
     """Analyses a model without reading its weights.
 
@@ -149,14 +148,13 @@ def analyze(
       memory: Memory for weights and cache, in bytes or as "80GiB"; None is what this machine has.
       kv_cache_dtype: Type of the cache that the figures assume.
       revision: Branch, tag or commit on the hub.
-      token: Access token of the hub.
 
     Raises:
       CheckpointError: There is no such model, or a file is broken.
       ConfigError: `memory` is not a size.
     """
     name_and_bytes = machine_memory() if memory is None else ("given", parse_bytes(memory, "--memory"))
-    return analyze_source(open_source(model, revision=revision, token=token), name_and_bytes, kv_cache_dtype)
+    return analyze_source(open_source(model, revision=revision), name_and_bytes, kv_cache_dtype)
 
 
 def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype: str = "bfloat16") -> Analysis:

@@ -37,13 +37,12 @@ class ModelSource:
     no_tensors_reason: str = ""
 
 
-def open_source(model: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None) -> ModelSource:
+def open_source(model: str | os.PathLike[str], *, revision: str | None = None) -> ModelSource:
     """Reads config.json and the safetensors headers of a folder, a hub repository, a GGUF file, or config.json alone.
 
     Args:
       model: A folder, a GGUF file, a config.json, or a Hub id, of which only config.json and headers are downloaded.
       revision: Branch, tag or commit on the hub.
-      token: Access token of the hub.
 
     Raises:
       CheckpointError: There is no such model, or a file is broken.
@@ -73,7 +72,7 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None, t
         raise CheckpointError(
             f"there is no {name!r}: give a folder, a config.json, or a Hub id such as Qwen/Qwen3-0.6B"
         )
-    file = download_config(name, revision=revision, token=token)
-    tensors = hub_tensor_infos(name, revision=revision, token=token)
+    file = download_config(name, revision=revision)
+    tensors = hub_tensor_infos(name, revision=revision)
     reason = "the repository has no model*.safetensors weights" if tensors is None else ""
     return ModelSource(name, str(file), read_config(file.parent), tensors, reason)

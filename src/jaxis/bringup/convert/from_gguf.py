@@ -40,7 +40,6 @@ def convert_from_gguf(
     destination: Path,
     dtype: str = "auto",
     *,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
     on_note: Callable[[str], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Conversion:
@@ -50,7 +49,6 @@ def convert_from_gguf(
       source: Any of the model's files.
       destination: A folder that does not exist yet.
       dtype: Of the weights: a name in DTYPES; "auto" loses nothing, see `DequantizedTensors`.
-      max_shard_bytes: Most bytes of a file, unless a single tensor is larger.
       on_note: Called, before anything is written, with what becomes wider and with what the config assumes.
       on_progress: Called with (bytes done, bytes in all).
 
@@ -72,9 +70,9 @@ def convert_from_gguf(
                 f"{tensors.num_dequantized} quantized tensors of {stored:.1f} MB become {wide}, {floats:.1f} MB; "
                 f"{tensors.total_bytes / 1e6:.1f} MB will be written"
             )
-        with partial_folder(destination, _fingerprint(source, dtype, max_shard_bytes)) as partial:
+        with partial_folder(destination, _fingerprint(source, dtype)) as partial:
             progress = ConversionProgress(tensors, on_progress)
-            num_files = write_safetensors(partial, tensors, max_shard_bytes, progress)
+            num_files = write_safetensors(partial, tensors, MAX_SHARD_BYTES, progress)
             _write_json(partial / "config.json", _config(checkpoint, tensors, tokenizer))
             _write_json(partial / "generation_config.json", _generation_config(checkpoint.path, tokenizer))
             if tokenizer is not None:
@@ -82,9 +80,9 @@ def convert_from_gguf(
     return Conversion(len(checkpoint.names()), tensors.total_bytes, progress.resumed_bytes, num_files)
 
 
-def _fingerprint(source: Path, dtype: str, max_shard_bytes: int) -> str:
+def _fingerprint(source: Path, dtype: str) -> str:
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in find_shards(source)]
-    return hashlib.sha256(json.dumps([files, dtype, max_shard_bytes]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([files, dtype, MAX_SHARD_BYTES]).encode()).hexdigest()
 
 
 def _config(checkpoint: GGUFCheckpoint, tensors: DequantizedTensors, tokenizer: Tokenizer | None) -> dict[str, Any]:

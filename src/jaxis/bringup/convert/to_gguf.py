@@ -115,7 +115,6 @@ def _frequencies(config: HFConfig, kind: str | None) -> np.ndarray:
     return np.array([*rope.inv_freq, *long, rope.attention_scaling])
 
 
-OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 _QUANTIZATION_VERSION = 2
 # llama.cpp's names of file types, LLAMA_FTYPE_*.
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}

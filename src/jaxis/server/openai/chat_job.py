@@ -26,13 +26,12 @@ from jaxis.server.openai.fields import NamedToolChoice
 from jaxis.server.openai.settings import answer_grammar, check_stream_options, sampling_settings, token_limit
 
 
-def chat_job(request: ChatCompletionRequest, model: ServedModel, request_id: str | None = None) -> GenerationJob:
+def chat_job(request: ChatCompletionRequest, model: ServedModel) -> GenerationJob:
     """What a chat request asks for.
 
     Args:
       request: The request.
       model: The served model.
-      request_id: None generates one.
 
     Raises:
       RequestError: A field cannot be honoured.
@@ -61,7 +60,7 @@ def chat_job(request: ChatCompletionRequest, model: ServedModel, request_id: str
     )
     answer = AnswerFormat.of_chat(model, tools, grammar, include_reasoning=request.include_reasoning is not False)
     return GenerationJob(
-        request_id=request_id or new_id("chatcmpl"),
+        request_id=new_id("chatcmpl"),
         model=model,
         prompts=prompt,
         params=sampling_params(model, settings, answer),

@@ -104,13 +104,12 @@ class CompletionResponse(Answer):
     kv_transfer_params: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
 
 
-def completion_job(request: CompletionRequest, model: ServedModel, request_id: str | None = None) -> GenerationJob:
+def completion_job(request: CompletionRequest, model: ServedModel) -> GenerationJob:
     """What a request for completions asks for.
 
     Args:
       request: The request.
       model: The served model.
-      request_id: None generates one.
 
     Raises:
       RequestError: A field cannot be honoured.
@@ -131,7 +130,7 @@ def completion_job(request: CompletionRequest, model: ServedModel, request_id: s
         settings["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
     answer = AnswerFormat(grammar=answer_grammar(request))
     return GenerationJob(
-        request_id=request_id or new_id("cmpl"),
+        request_id=new_id("cmpl"),
         model=model,
         prompts=PlainPrompts(
             prompts=request.prompts(),

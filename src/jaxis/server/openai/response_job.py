@@ -49,13 +49,12 @@ RESPONSE_ERRORS = ErrorDialect(
 """OpenAI's errors, with this endpoint's names of fields."""
 
 
-def response_job(request: ResponseRequest, model: ServedModel, request_id: str | None = None) -> GenerationJob:
+def response_job(request: ResponseRequest, model: ServedModel) -> GenerationJob:
     """What a request asks for.
 
     Args:
       request: The request.
       model: The served model.
-      request_id: None generates one.
 
     Raises:
       RequestError: A field cannot be honoured.
@@ -79,7 +78,7 @@ def response_job(request: ResponseRequest, model: ServedModel, request_id: str |
             param="include",
         )
     return GenerationJob(
-        request_id=request_id or new_id("resp"),
+        request_id=new_id("resp"),
         model=model,
         prompts=prompt,
         params=sampling_params(model, settings, answer),
