@@ -11,6 +11,7 @@ import pytest
 
 from jaxis.engine.execution.programs import Programs
 from jaxis.errors import EngineError
+from tests.support.waiting import a_minute_later
 
 ENDLESS = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True}
 
@@ -155,9 +156,9 @@ def test_compiling_is_no_stall(serve, built_engine, monkeypatch):
     with httpx.Client(base_url=server.url, timeout=30) as http, ThreadPoolExecutor() as pool:
         answer = pool.submit(http.post, "/v1/completions", json={"prompt": "x", "max_tokens": 1})
         assert compiling.wait(10)
-        time.sleep(0.3)  # longer than a step may take
+        with a_minute_later(monkeypatch):
+            assert http.get("/health").status_code == 200
         assert not answer.done()
-        assert http.get("/health").status_code == 200
         finish.set()
         assert answer.result().status_code == 200
     assert runner.programs.last_wait.ended - runner.programs.last_wait.started > 0

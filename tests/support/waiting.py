@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
 
 SECONDS = 60.0
 
@@ -27,3 +31,12 @@ async def eventually(condition: Callable[[], object], seconds: float = SECONDS) 
     while not condition():
         assert time.monotonic() < deadline, f"not so after {seconds:g} s"
         await asyncio.sleep(0.001)
+
+
+@contextlib.contextmanager
+def a_minute_later(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets a minute pass for the clock by which steps of the engine's thread are stalls."""
+    with monkeypatch.context() as patch:
+        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 60)
+        patch.setattr("jaxis.engine.frontend.engine_thread.time", clock)
+        yield

@@ -14,7 +14,7 @@ from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 from tests.support.fake_engine import MAX_NUM_SEQS, fake_built_engine
 from tests.support.local_engine import LocalEngine
-from tests.support.waiting import eventually
+from tests.support.waiting import a_minute_later, eventually
 
 PROMPT = TokenizedPrompt(None, [1, 2, 3])
 FOREVER = SamplingParams(max_tokens=10**6)
@@ -210,14 +210,14 @@ def test_deadline_even_while_a_step_hangs():
     asyncio.run(scenario())
 
 
-def test_idle_is_progress():
+def test_idle_is_progress(monkeypatch):
     async def scenario():
-        async with running(stall_seconds=0.01) as (engine, _):
-            await asyncio.sleep(0.05)
-            assert engine.is_making_progress
+        async with running(stall_seconds=1) as (engine, _):
+            with a_minute_later(monkeypatch):
+                assert engine.is_making_progress
             await collect(engine, "r")
-            await asyncio.sleep(0.05)
-            assert engine.is_making_progress
+            with a_minute_later(monkeypatch):
+                await eventually(lambda: engine.is_making_progress)
 
     asyncio.run(scenario())
 
@@ -237,10 +237,10 @@ def test_compiling_is_progress_and_the_step_after_it_has_its_own_time(monkeypatc
             fake.before_step = compile_then_hang
             task = asyncio.create_task(collect(engine, "r", max_tokens=1))
             await eventually(lambda: fake.runner.last_compile_wait)
-            await asyncio.sleep(0.6)  # longer than a step may take
-            assert engine.is_making_progress
-            monkeypatch.setattr("jaxis.engine.frontend.engine_thread.COMPILE_STALL_SECONDS", 0.1)
-            assert not engine.is_making_progress
+            with a_minute_later(monkeypatch):
+                assert engine.is_making_progress
+                monkeypatch.setattr("jaxis.engine.frontend.engine_thread.COMPILE_STALL_SECONDS", 0.1)
+                assert not engine.is_making_progress
             compiled.set()
             await eventually(lambda: fake.runner.last_compile_wait.ended)
             assert engine.is_making_progress
