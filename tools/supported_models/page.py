@@ -107,7 +107,7 @@ def _row(family: Family) -> str:
 
 
 def _checked(family: Family) -> list[str]:
-    """The family's models in tests/support/published_models.py of which a public source proves all keys."""
+    """The family's models in tests/data/published_models.yaml of which a public source proves all keys."""
     return [model for model, names in _proved_models() if not family.architectures.keys().isdisjoint(names)]
 
 
