@@ -53,6 +53,8 @@ def reference_keys() -> dict[str, Any]:
       "transformers": the version read. "architectures": model type -> the classes of its checkpoints that jaxis has.
       "keys": model type -> key -> the value that the reference assumes without the key; null if none, if it follows
       from other keys, or if each layer may have its own. "aliases": model type -> another name of a key -> the key.
+      "nulls": model type -> the keys with a default for which null is no value: the configuration class keeps it,
+      instead of refusing it or computing a value.
       "other_keys": keys that only other language models read.
     """
     shared = {key for name in _SHARED for key in _keys_read_by_model(_TRANSFORMERS / name)} | _SHARED_KEYS
@@ -65,6 +67,7 @@ def reference_keys() -> dict[str, Any]:
         "architectures": architectures,
         "keys": keys,
         "aliases": {model_type: of_type for model_type, of_type in aliases.items() if of_type},
+        "nulls": {model_type: nulls for model_type in keys if (nulls := _nulls_of(model_type, keys[model_type]))},
         "other_keys": sorted(every),
     }
 
@@ -101,6 +104,20 @@ def _keys_of(model_type: str, shared: set[str]) -> dict[str, Any]:
     keys |= set(defaults)
     private = {key for key in keys if key.startswith("_") and key not in defaults}
     return {key: defaults.get(key) for key in sorted(keys - private - _BASE)}
+
+
+def _nulls_of(model_type: str, defaults: dict[str, Any]) -> list[str]:
+    """The keys with a default that is not "off" for which the configuration class keeps null."""
+    config_class = CONFIG_MAPPING[model_type]
+
+    def keeps(key: str) -> bool:
+        try:
+            return getattr(config_class.from_dict({key: None}), key) is None
+        except Exception:  # it is refused, each class in its own way
+            return False
+
+    named = {field.name for field in dataclasses.fields(config_class)}
+    return sorted(key for key, value in defaults.items() if value and key in named and keeps(key))
 
 
 def _keys_read_by_model(path: Path) -> Iterator[str]:

@@ -30,7 +30,18 @@ def test_json_is_one_object_of_a_fixed_schema(invoke, checkpoint):
     assert result.exit_code == 0
     facts = json.loads(result.stdout)
     assert list(facts) == [
-        *("schema", "can_run", "fits", "model", "architectures", "problems", "keys", "axes", "tensor_problems"),
+        *(
+            "schema",
+            "status",
+            "can_run",
+            "fits",
+            "model",
+            "architectures",
+            "problems",
+            "keys",
+            "axes",
+            "tensor_problems",
+        ),
         *("no_tensors_reason", "num_tensors", "bytes_by_dtype", "parameters", "kv_cache_dtype", "kv_cache"),
         *("max_context", "memory"),
     ]
@@ -87,7 +98,7 @@ def test_verbose_names_neutral_keys(invoke, checkpoint):
 
 def test_a_mistake_is_one_line(invoke, tmp_path):
     result = invoke("analyze", tmp_path / "nowhere")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert result.stdout == ""
     assert result.stderr.startswith("jaxis: error: there is no ")
     assert result.stderr.count("\n") == 1

@@ -13,7 +13,7 @@ from jaxis.bringup.verify.verify import DecodeCheck, LogitsCheck, PathCheck, Ver
 from jaxis.cli.main import app
 
 COMPARISON = LogitsComparison(17, 1e-5, 2e-6, 3e-12, 4e-12, 1.0, 0.99)
-LAYERS = LayersCheck(96, 1e-4, (ModuleComparison("model.norm", 1e-7, 2e-7, 3e-7),), None, (), ())
+LAYERS = LayersCheck(96, 1e-4, (ModuleComparison("model.norm", 1e-7, 2e-7, 3e-7),), None, (), (), {})
 RESULT = VerifyResult(
     model="some-model",
     architecture="LlamaForCausalLM",
@@ -30,7 +30,9 @@ RESULT = VerifyResult(
     hashes={},
     seconds=12.0,
 )
-AT_FAULT = Divergence("model.layers.3.self_attn", "what it gives o_proj", 0.5, 1e-7, 0.4, ("q_norm",))
+AT_FAULT = Divergence(
+    "between_children", "model.layers.3.self_attn", "what it gives o_proj", None, "o_proj", 0.5, 1e-7, 0.4, ("q_norm",)
+)
 
 
 @pytest.fixture
@@ -77,9 +79,45 @@ def test_json_has_every_figure(run):
     assert found["decode"]["num_equal"] == 24
 
 
+def test_a_fault_is_beside_its_own_figure(run):
+    wrong = dataclasses.replace(RESULT, layers=dataclasses.replace(LAYERS, divergence=AT_FAULT))
+    result, _ = run(wrong, "some-model")
+    [row] = [line for line in result.stdout.splitlines() if "layers," in line]
+    assert "5.0e-01" in row
+    assert row.rstrip().endswith("FAIL")
+
+
+def test_skipped_tokens_and_notes_are_said(run):
+    layers = dataclasses.replace(LAYERS, call_counts={"model.norm": (2, 1)}, unmatched=("model.embed_norm",))
+    decode = DecodeCheck(40, 24, 0, None, False, skipped="logits failed")
+    wrong = dataclasses.replace(RESULT, layers=layers, decode=decode, logits=(LogitsCheck(17, COMPARISON, False),))
+    result, _ = run(wrong, "some-model")
+    [row] = [line for line in result.stdout.splitlines() if line.strip().startswith("greedy")]
+    assert row.rstrip().endswith("skipped")
+    assert "ok" not in row
+    assert "the reference calls model.norm twice, jaxis once\n" in result.stdout
+    assert "no module of the name: model.embed_norm\n" in result.stdout
+    found = json.loads(run(wrong, "some-model", "--json")[0].stdout)
+    assert (found["schema"], found["status"], found["failing_checks"]) == (1, "differs", ["logits", "decode"])
+
+
+def test_lengths_may_stand_apart(run):
+    assert run(RESULT, "some-model", "--prompt-lens", "1", "17")[1]["prompt_lengths"] == [1, 17]
+
+
+@pytest.mark.parametrize("command", ["verify", "analyze"])
+def test_what_could_not_run_is_a_json_object_too(command, tmp_path):
+    result = CliRunner().invoke(app, [command, str(tmp_path / "nowhere"), "--json"])
+    assert result.exit_code == 3
+    found = json.loads(result.stdout)
+    assert (found["schema"], found["status"], found["error"]["code"]) == (1, "error", "checkpoint")
+    assert found["error"]["message"] in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["17"], "unexpected: 17"),
         (["--prompt-lens", "1,x"], "'1,x' is not a list of lengths"),
         (["--prompt-lens", "0"], "not a list of lengths"),
         (["--golden", "a", "--save-golden", "b"], "give it alone"),
@@ -96,6 +134,6 @@ def test_wrong_usage_exits_with_2(run, arguments, said):
 
 def test_an_error_is_one_line(tmp_path):
     result = CliRunner().invoke(app, ["verify", str(tmp_path)])
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert result.stderr.startswith("jaxis: error: ")
     assert result.stderr.count("\n") == 1

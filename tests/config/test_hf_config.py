@@ -3,9 +3,17 @@ import json
 import pickle
 
 import pytest
-from transformers import AutoConfig, GenerationConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    GenerationConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
-from jaxis.config.hf_config import HFConfig, load_generation_defaults
+from jaxis.config.hf_config import USUAL_KEYS, HFConfig, load_generation_defaults
 from jaxis.config.rope_config import rope_config
 from jaxis.errors import CheckpointError, ConfigError
 from tests.support.published_configs import LLAMA_2, LLAMA_3_2, MISTRAL, QWEN_2_5, QWEN_3
@@ -39,20 +47,46 @@ def test_reads_by_attribute_item_and_get():
     assert dict(config.text_config) == {"vocab_size": 5, "layer_types": ["full_attention"]}
 
 
-def test_null_counts_as_absent():
+def test_a_required_key_that_is_null_counts_as_absent():
     config = HFConfig({"sliding_window": None})
-    assert config.get("sliding_window", 7) == 7
     assert "sliding_window" not in config
     assert getattr(config, "sliding_window", "default") == "default"
     assert list(config) == []
     assert config.to_dict() == {"sliding_window": None}
 
 
-def test_null_may_say_something_else_than_absence():
-    config = HFConfig({"sliding_window": None, "soft_cap": 5.0})
-    assert config.get_nullable("sliding_window", 7) is None
-    assert config.get_nullable("soft_cap", 7) == 5.0
-    assert config.get_nullable("other", 7) == 7
+def test_null_is_null_where_no_reference_says_otherwise():
+    config = HFConfig({"model_type": "a_plugin", "soft_cap": None, "bias": None, "rope_scaling": {"beta_fast": None}})
+    assert config.get("soft_cap", 15.0) is None
+    assert config.get("other", 15.0) == 15.0
+    assert config.get("bias", False) is False
+    assert config.rope_scaling.get("beta_fast", 32) == 32
+    with pytest.raises(ConfigError, match="soft_cap=None, of which only True"):
+        config.expect("soft_cap", True)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "default"),
+    [
+        ("gemma2", "final_logit_softcapping", 30.0),
+        ("falcon", "multi_query", True),
+        ("granite", "logits_scaling", 1.0),
+        ("llama", "num_key_value_heads", 4),
+        ("internlm3", "head_dim", 16),
+        ("llama", "rms_norm_eps", 1e-6),
+        ("gpt2", "layer_norm_eps", 1e-5),
+        ("qwen3_moe", "norm_topk_prob", True),
+    ],
+)
+def test_null_is_what_transformers_makes_of_it(model_type, key, default):
+    own = {usual: name for name, usual in USUAL_KEYS.get(model_type, {}).items()}.get(key, key)
+    config = HFConfig({"model_type": model_type, own: None})
+    config_class = CONFIG_MAPPING[{"internlm3": "llama"}.get(model_type, model_type)]
+    try:
+        theirs = getattr(config_class.from_dict({own: None}), own)
+    except Exception:  # refused, by each class in its own way
+        theirs = "the default"
+    assert config.get(key, default) == (None if theirs is None else default)
 
 
 def test_a_value_that_a_model_does_not_implement_is_an_error_that_names_it():

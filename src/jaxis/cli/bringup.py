@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from jaxis.cli.console import EXIT_ERROR, note, report_errors, write_files
+from jaxis.cli.console import EXIT_COULD_NOT_RUN, EXIT_ERROR, note, report_errors, write_files
 from jaxis.cli.options import Debug
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def analyze(
     """Tell whether a model can run, what it is made of, and how large it is.
 
     Reads config.json and the headers of the weights, never the weights: seconds for any size.
-    The exit code is 0 only if it can run (with --memory: and fits).
+    Exits with 0 if it can run (with --memory: and fits), 1 if not, and 3 if that could not be told.
 
     \b
     [bold]Examples[/bold]
@@ -52,7 +52,7 @@ def analyze(
       jaxis analyze ./model --memory 80GiB
       jaxis analyze config.json --json | jq .problems
     """
-    with report_errors(debug=debug):
+    with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=1 if as_json else None):
         from rich.console import Console
 
         from jaxis.bringup.analyze.analysis import analyze
@@ -105,6 +105,7 @@ class Dtype(StrEnum):
 
 
 def verify(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -136,7 +137,7 @@ def verify(
 
     Without weights, a tiny model of the same architecture is made with random weights and compared.
     Needs torch and transformers: pip install 'jaxis\\[verify]'.
-    Exits with 1 if anything differs, and names the first module that does.
+    Exits with 1 if anything differs, and names the first module that does; with 3 if it could not run.
 
     \b
     [bold]Examples[/bold]
@@ -145,10 +146,10 @@ def verify(
       jaxis verify ./Qwen3-0.6B --save-golden qwen3.safetensors
       jaxis verify ./Qwen3-0.6B --golden qwen3.safetensors
     """
-    lengths = _parse_lengths(prompt_lens)
+    lengths = _parse_lengths(prompt_lens, context.args)
     if golden is not None and (save_golden is not None or lengths):
         raise typer.BadParameter("brings its own prompts and logits: give it alone", param_hint="--golden")
-    with report_errors(debug=debug):
+    with report_errors(debug=debug, exit_code=EXIT_COULD_NOT_RUN, json_schema=1 if as_json else None):
         from rich.console import Console
 
         from jaxis.bringup.verify.verify import verify as run
@@ -173,9 +174,12 @@ def verify(
         raise typer.Exit(EXIT_ERROR)
 
 
-def _parse_lengths(text: str | None) -> list[int]:
+def _parse_lengths(text: str | None, others: Sequence[str]) -> list[int]:
     if text is None:
+        if others:
+            raise typer.BadParameter(f"unexpected: {' '.join(others)}", param_hint="MODEL")
         return []
+    text = ",".join([text, *others])
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise typer.BadParameter(f"{text!r} is not a list of lengths such as 1,17,500", param_hint="--prompt-lens")
@@ -197,6 +201,8 @@ def _print(result: VerifyResult) -> None:
     console.print(table)
     if result.layers is not None and result.layers.divergence is not None:
         console.print("[bold red]at fault:[/bold red]", escape(str(result.layers.divergence)), soft_wrap=True)
+    for line in result.notes():
+        console.print(escape(line), soft_wrap=True)
     verdict = "[bold green]verified[/bold green]" if result.passed else "[bold red]differs[/bold red]"
     console.print(f"{verdict} in {result.seconds:.0f} s")
 
@@ -217,11 +223,12 @@ def _rows(result: VerifyResult) -> Iterator[tuple[str, ...]]:
 
 
 def _layers_row(layers: LayersCheck) -> tuple[str, ...]:
-    worst = max((module.own_error or 0.0 for module in layers.modules), default=0.0)
-    return f"layers, {layers.num_compared} modules", f"{worst:.1e}", "", "", "", "", _mark(layers.passed)
+    return f"layers, {layers.num_compared} modules", f"{layers.worst_error:.1e}", "", "", "", "", _mark(layers.passed)
 
 
 def _decode_row(decode: DecodeCheck) -> tuple[str, ...]:
+    if decode.skipped:
+        return f"greedy: {decode.skipped}", "", "", "", "", "", "skipped"
     apart = "" if decode.margin is None else f"{decode.margin:.1e} apart"
     return f"greedy, {decode.num_equal} of {decode.num_tokens} tokens", apart, "", "", "", "", _mark(decode.passed)
 

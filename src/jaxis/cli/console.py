@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -16,9 +17,10 @@ from typing import TextIO
 
 import typer
 
-from jaxis.errors import JaxisError, RequestError
+from jaxis.errors import CheckpointError, ConfigError, JaxisError, RequestError
 
 EXIT_ERROR = 1
+EXIT_COULD_NOT_RUN = 3  # of commands whose answer can be no: there was none
 EXIT_INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 EXIT_BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 
@@ -70,13 +72,15 @@ def read_stdin() -> str:
 
 
 @contextmanager
-def report_errors(*, debug: bool) -> Iterator[None]:
+def report_errors(*, debug: bool, exit_code: int = EXIT_ERROR, json_schema: int | None = None) -> Iterator[None]:
     """Turns exceptions that end a command into one line and an exit code.
 
-    A JaxisError is printed as one line and exits with 1, Ctrl-C exits with 130, a closed stdout with 141.
+    A JaxisError is printed as one line, Ctrl-C exits with 130, a closed stdout with 141.
 
     Args:
       debug: Let a JaxisError through with its traceback, and leave the libraries' messages on.
+      exit_code: Of a JaxisError.
+      json_schema: Where the command's answer is a JSON object of this schema, stdout gets one for a JaxisError, too.
     """
     _set_up_messages(debug=debug)
     try:
@@ -85,7 +89,9 @@ def report_errors(*, debug: bool) -> Iterator[None]:
         if debug:
             raise
         print_error(error)
-        raise typer.Exit(EXIT_ERROR) from None
+        if json_schema is not None:
+            print(json.dumps({"schema": json_schema, "status": "error", "error": _as_json(error)}, indent=2))
+        raise typer.Exit(exit_code) from None
     except KeyboardInterrupt:
         print(file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -93,6 +99,13 @@ def report_errors(*, debug: bool) -> Iterator[None]:
         # The interpreter flushes stdout once more on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(EXIT_BROKEN_PIPE) from None
+
+
+def _as_json(error: JaxisError) -> dict[str, object]:
+    codes = {ConfigError: "config", CheckpointError: "checkpoint", RequestError: "request"}
+    code = next((code for kind, code in codes.items() if isinstance(error, kind)), "other")
+    keys = list(error.keys) if isinstance(error, ConfigError) else []
+    return {"code": code, "keys": keys, "message": str(error)}
 
 
 @contextmanager

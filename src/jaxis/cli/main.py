@@ -48,7 +48,7 @@ app.command()(quantize)
 app.command()(analyze)
 app.command()(plan)
 app.command()(convert)
-app.command()(verify)
+app.command(context_settings={"allow_extra_args": True})(verify)  # lengths of prompts, with spaces
 app.command()(report)
 app.command()(new_model)
 app.command()(doctor)
@@ -97,6 +97,7 @@ def jaxis(
     \b
     [bold]Exit codes[/bold]
       0 done, 1 error (one line on stderr), 2 wrong usage, 130 Ctrl-C
+      analyze and verify: 0 yes, 1 no, 3 could not run
     """
 
 

@@ -22,7 +22,8 @@ def value_of_either(config: HFConfig, *names: str) -> Any:
     """
     value = config[next((name for name in names if name in config), names[0])]
     for name in names:
-        config.expect(name, value)
+        if config.get(name) is not None:
+            config.expect(name, value)
     return value
 
 

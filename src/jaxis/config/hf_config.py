@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from jaxis.config.key_rules import judge
 from jaxis.config.quantization_files import config_path, read_config
+from jaxis.config.reference import reference_of
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.json_object import read_json_object
 
@@ -184,7 +185,8 @@ class HFConfig(Mapping[str, Any]):
     """A read-only view of a config that records every key read.
 
     `config.hidden_size`, `config["hidden_size"]` and `config.get("hidden_size", default)` read a key. A nested object
-    is an HFConfig too. A key set to null counts as absent. `key in config` and iterating over keys are not reading.
+    is an HFConfig too. A required key that is null counts as absent; `get` says what others are. `key in config` and
+    iterating over keys are not reading.
 
     Attributes:
       source: What the config was read from, for error messages.
@@ -253,14 +255,27 @@ class HFConfig(Mapping[str, Any]):
         return self[key]
 
     def get(self, key: str, default: object = None) -> Any:
-        """The key's value, or `default` where it is absent or null. Records the key as read either way."""
+        """The key's value, or `default` where it is absent. Records the key as read either way.
+
+        Null is what the reference makes of it. Where that keeps it, it is None, of a switch False, or `default` if that
+        is "off" too. Where the reference computes a value or refuses null, it is `default`. Without a reference it is
+        kept, but in nested objects, such as those of RoPE, it is `default`.
+        """
         value = self._values.get(key)
         self._read[key] = self._read.get(key, True) and value == default
-        return default if value is None else value
+        if value is not None:
+            return value
+        if not default or key not in self._values or not self._null_stays(key):
+            return default
+        return False if default is True else None
 
-    def get_nullable(self, key: str, default: object) -> Any:
-        """Like `get`, but null gives None: for keys where null and absence differ."""
-        return self.get(key, None if key in self._values else default)
+    def _null_stays(self, key: str) -> bool:
+        """Whether null in the file is no value, instead of asking for the default."""
+        reference = reference_of(self._values.get("model_type"))
+        if reference is None:
+            return self._path in ("", "text_config.")
+        name = self._spellings.get(key, key)
+        return reference.aliases.get(name, name) in reference.nulls
 
     def expect(self, key: str, *expected: Any) -> None:
         """Reads a key whose other values the model does not implement; it may be absent.

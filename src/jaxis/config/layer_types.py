@@ -152,4 +152,4 @@ def layer_span(config: HFConfig, kind: str, *, default_window: int | None = None
     if kind == FULL_ATTENTION:
         config.ignore("sliding_window", because="this layer sees everything")
         return FULL_CONTEXT
-    return AttentionSpan(config.get_nullable("sliding_window", default_window))
+    return AttentionSpan(config.get("sliding_window", default_window))

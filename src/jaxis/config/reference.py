@@ -37,11 +37,13 @@ class FamilyReference:
       defaults: Each key that the code reads -> what it assumes without the key; None is null, nothing, or a value that
         follows from other keys.
       aliases: Another name of a key -> the key.
+      nulls: The keys with a default that null overrides. For all others it is the same as a missing key.
     """
 
     architectures: tuple[str, ...]
     defaults: Mapping[str, Any]
     aliases: Mapping[str, str]
+    nulls: frozenset[str]
 
 
 def reference_of(model_type: object) -> FamilyReference | None:
@@ -66,7 +68,12 @@ def keys_of_other_families() -> frozenset[str]:
 def _references() -> dict[str, FamilyReference]:
     data = _data()
     references = {
-        model_type: FamilyReference(tuple(architectures), data["keys"][model_type], data["aliases"].get(model_type, {}))
+        model_type: FamilyReference(
+            tuple(architectures),
+            data["keys"][model_type],
+            data["aliases"].get(model_type, {}),
+            frozenset(data["nulls"].get(model_type, ())),
+        )
         for model_type, architectures in data["architectures"].items()
     }
     return references | {name: references[other] for name, other in _SAME_CODE.items()}

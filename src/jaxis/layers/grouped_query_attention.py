@@ -113,8 +113,8 @@ class GroupedQueryAttention(JaxModule):
         hidden_size: int = config["hidden_size"]
         input_size = input_size or hidden_size
         self.num_heads: int = num_heads or config["num_attention_heads"]
-        self.num_kv_heads: int = num_kv_heads or config.get("num_key_value_heads", self.num_heads)
-        common_head_dim: int = config.get("head_dim", head_dim or hidden_size // self.num_heads)
+        self.num_kv_heads: int = num_kv_heads or config.get("num_key_value_heads") or self.num_heads
+        common_head_dim: int = config.get("head_dim") or head_dim or hidden_size // self.num_heads
         self.head_dim: int = layer_head_dim or common_head_dim
         self.value_dim = self.head_dim if value_dim is None else value_dim
         if self.value_dim > self.head_dim:

@@ -54,7 +54,7 @@ def _span(scope: LayerScope) -> AttentionSpan:
     kind = listed_layer_type(config, scope.layer_index, FULL_ATTENTION, SLIDING_ATTENTION)
     if kind is not None:
         return layer_span(config, kind)
-    window = config.get_nullable("sliding_window", 4096)
+    window = config.get("sliding_window", 4096)
     return AttentionSpan(window) if scope.layer_index >= config.get("max_window_layers", 62) else FULL_CONTEXT
 
 

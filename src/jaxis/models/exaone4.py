@@ -31,7 +31,7 @@ class Exaone4ForCausalLM(CausalLM):
 def _span_and_rope(scope: LayerScope) -> tuple[AttentionSpan, bool]:
     """The tokens that the layer sees, and whether it has a rope: every layer, or those with a window."""
     config = scope.config
-    if config.get_nullable("sliding_window", 4096) is None:
+    if config.get("sliding_window", 4096) is None:
         config.ignore("sliding_window_pattern", because="there are no windows")
         return uniform_span(config, None), True
     kind = layer_type(config, scope.layer_index, full_every=4)

@@ -21,7 +21,7 @@ class ExaoneMoeDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         kind = layer_type(config, scope.layer_index, full_every=4)
-        has_no_windows = config.get_nullable("sliding_window", 4096) is None
+        has_no_windows = config.get("sliding_window", 4096) is None
         routing = sigmoid_routing(
             config,
             config["num_experts"],

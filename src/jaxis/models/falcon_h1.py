@@ -29,7 +29,7 @@ class FalconH1DecoderLayer(JaxModule):
         self.input_layernorm = rms_norm(scope)
         self.mamba = mamba_of_prefixed_keys(
             scope / "mamba",
-            inner_size=config.get_nullable("mamba_d_ssm", 1024),
+            inner_size=config.get("mamba_d_ssm", 1024),
             out_bias=config.get("projectors_bias", False),
             has_norm=config.get("mamba_rms_norm", False),
             multipliers=tuple(config.get("ssm_multipliers", ())) or None,

@@ -186,7 +186,7 @@ class Gemma3nForCausalLM(SharedCacheCausalLM):
     def options(cls, scope: LayerScope) -> DecoderOptions:
         return DecoderOptions(
             tied_by_default=True,
-            logits_soft_cap=scope.config.get_nullable("final_logit_softcapping", 30.0),
+            logits_soft_cap=scope.config.get("final_logit_softcapping", 30.0),
             embed_scale=scope.config["hidden_size"] ** 0.5,
         )
 

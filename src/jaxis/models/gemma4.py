@@ -233,7 +233,7 @@ def _has_experts(config: HFConfig) -> bool:
 
 def _per_layer_size(config: HFConfig) -> int:
     """P; 0 if layers have no embeddings of their own."""
-    return config.get_nullable("hidden_size_per_layer_input", 256) or 0
+    return config.get("hidden_size_per_layer_input", 256) or 0
 
 
 def _num_layer_embeddings(config: HFConfig) -> int:

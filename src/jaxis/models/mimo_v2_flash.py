@@ -103,7 +103,7 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
         num_kv_heads=num_kv_heads,
         layer_head_dim=head_dim,
         value_dim=value_dim,
-        value_scale=config.get_nullable("attention_value_scale", 0.707) or 1.0,
+        value_scale=config.get("attention_value_scale", 0.707) or 1.0,
         rope_settings=rope_config(
             config,
             SLIDING_ATTENTION if has_window else FULL_ATTENTION,

@@ -21,7 +21,7 @@ class MinistralDecoderLayer(PreNormDecoderLayer):
         config = scope.config
         kind = listed_layer_type(config, scope.layer_index, FULL_ATTENTION, SLIDING_ATTENTION)
         if kind is None:
-            kind = FULL_ATTENTION if config.get_nullable("sliding_window", 4096) is None else SLIDING_ATTENTION
+            kind = FULL_ATTENTION if config.get("sliding_window", 4096) is None else SLIDING_ATTENTION
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(scope / "self_attn", span=layer_span(config, kind, default_window=4096)),

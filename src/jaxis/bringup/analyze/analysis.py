@@ -125,7 +125,10 @@ class Analysis:
 
     def to_json(self) -> str:
         """One JSON object; docs/bring-up.md describes it."""
-        facts = {"schema": SCHEMA, "can_run": self.can_run, "fits": self.fits} | dataclasses.asdict(self)
+        status = "can_run" if self.can_run else "cannot_run"
+        facts = {"schema": SCHEMA, "status": status, "can_run": self.can_run, "fits": self.fits} | dataclasses.asdict(
+            self
+        )
         for axis, facts_of_axis in zip(self.axes, facts["axes"], strict=True):
             facts_of_axis["features"] = [
                 {"value": feature.value, "provided": feature.is_provided, "files": files_of(feature)}

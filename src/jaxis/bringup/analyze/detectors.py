@@ -326,7 +326,7 @@ def _experts(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
     method = config.get("topk_method")
     if method not in (None, "greedy", "group_limited_greedy", "noaux_tc"):
         features.append(Feature(f"top-k method {method!r}", None, where, ("topk_method",)))
-    if (groups := config.get("n_group", 1)) > 1:
+    if (groups := config.get("n_group") or 1) > 1:
         words = f"from the best {config.get('topk_group')} of {groups} groups"
         features.append(Feature(words, "jaxis.layers.routing:Routing(num_groups)"))
     if shared := config.get("n_shared_experts", 0):

@@ -301,10 +301,13 @@ def _decoding(verifications: Sequence[VerifyResult], commands: tuple[str, ...]) 
     evidence = []
     for result in verifications:
         decode = result.decode
-        apart = "" if decode.margin is None else f"; then a tie of {decode.margin:.1e} in logits"
-        evidence.append(
-            f"{result.dtype}: greedy tokens equal the reference's for {decode.num_equal} of {decode.num_tokens}{apart}"
-        )
+        if decode.skipped:
+            evidence.append(f"{result.dtype}: greedy tokens skipped: {decode.skipped}")
+        else:
+            tie = "a tie of " if decode.passed else ""
+            apart = "" if decode.margin is None else f"; then {tie}{decode.margin:.1e} in logits"
+            equal = f"{decode.num_equal} of {decode.num_tokens}"
+            evidence.append(f"{result.dtype}: greedy tokens equal the reference's for {equal}{apart}")
         worst = max(path.comparison.max_kl_nats for path in result.paths)
         names = ", ".join(path.path for path in result.paths)
         evidence.append(f"{result.dtype}: {names}: KL to the sequence run at once at most {worst:.1e} nats")

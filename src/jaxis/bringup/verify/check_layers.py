@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from jaxis.bringup.verify.compare import Gates
 from jaxis.bringup.verify.probe import Event, follow, record, values_error
-from jaxis.bringup.verify.recording import LOGITS, Recording
+from jaxis.bringup.verify.recording import LOGITS, ModuleCall, Recording, call_name, module_of
 from jaxis.layers.checkpoint_names import checkpoint_names_of
-from jaxis.layers.module import JaxModule, named_modules, named_parameters
+from jaxis.layers.module import JaxModule, named_modules
+
+_MOST_NAMES = 6  # in a line
 
 
 @dataclass(frozen=True)
@@ -33,16 +38,21 @@ class Divergence:
     """The first module that is at fault.
 
     Attributes:
-      module: Dotted name.
-      where: What differs: its output, or the input that it passes to a submodule.
+      code: "own_output", or "between_children": the input that it passes to a submodule.
+      module: Dotted name; from its second call on with "#" and the number.
+      where: What differs, in words.
+      after, before: The submodules around the fault, if it is between two; None otherwise.
       own_error: Relative error of that, given the reference's values before it.
       error_before, error_after: Relative errors of its input and output in the chain; None where not comparable.
-      not_called: Submodules that the reference calls and jaxis does not.
+      not_called: Submodules that the reference calls and jaxis does not, of those that `LayersCheck.not_called` has.
       not_compared: Submodules without a comparable counterpart in the reference, any of which may be at fault.
     """
 
+    code: Literal["own_output", "between_children"]
     module: str
     where: str
+    after: str | None
+    before: str | None
     own_error: float
     error_before: float | None
     error_after: float | None
@@ -67,7 +77,10 @@ class LayersCheck:
       modules: In the order in which their calls ended.
       divergence: None if there is none.
       unmatched: Modules that jaxis called and that match nothing in the reference.
-      not_called: Modules with weights that the reference called and jaxis did not.
+      not_called: Modules that the reference called and jaxis did not: of those that it has, and norms without weights,
+        which nothing else misses.
+      call_counts: Modules that the two call another number of times -> the reference's number and jaxis's. Their calls
+        are compared with those of the nearest inputs, in order.
     """
 
     num_tokens: int
@@ -76,6 +89,7 @@ class LayersCheck:
     divergence: Divergence | None
     unmatched: tuple[str, ...]
     not_called: tuple[str, ...]
+    call_counts: Mapping[str, tuple[int, int]]
 
     @property
     def passed(self) -> bool:
@@ -84,6 +98,24 @@ class LayersCheck:
     @property
     def num_compared(self) -> int:
         return sum(module.own_error is not None for module in self.modules)
+
+    @property
+    def worst_error(self) -> float:
+        """The largest error of those that `limit` is for: the fault's, if there is one."""
+        errors = [module.own_error for module in self.modules if module.own_error is not None]
+        return max([0.0, *errors] if self.divergence is None else [self.divergence.own_error, *errors])
+
+    def notes(self) -> list[str]:
+        """One line for each way in which the two have other modules, which no figure shows."""
+        notes = [
+            f"the reference calls {name} {_times(theirs)}, jaxis {_times(ours)}"
+            for name, (theirs, ours) in self.call_counts.items()
+        ]
+        if self.unmatched:
+            notes.append(f"not compared, since the reference has no module of the name: {_some(self.unmatched)}")
+        if self.not_called and (self.divergence is not None or self.call_counts):
+            notes.append(f"the reference calls and jaxis does not: {_some(self.not_called)}")
+        return notes
 
 
 def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recording, gates: Gates) -> LayersCheck:
@@ -97,6 +129,9 @@ def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recordin
     """
     token_ids = list(token_ids)
     calls = record(model, token_ids)
+    call_counts = _call_counts(calls, reference)
+    theirs, pairs = reference, _pairs(calls, reference, call_counts)
+    reference = {ours: theirs[name] for ours, name in pairs.items()}
     events = follow(model, token_ids, reference, gates.module_tokens)
     own_errors = {event.module: event.error for event in events if not event.begins}
     modules = []
@@ -109,17 +144,52 @@ def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recordin
                 own_error=own_errors.get(name),
             )
             modules.append(comparison)
-    known_as = checkpoint_names_of(model).name_in_checkpoint
-    ours = {known_as(name) for name, module in named_modules(model) if any(True for _ in named_parameters(module))}
-    not_called = tuple(name for name in reference if name in ours and name not in calls)
+    not_called = _not_called(model, calls, theirs)
     return LayersCheck(
         num_tokens=len(token_ids),
         limit=gates.module_error,
         modules=tuple(modules),
         divergence=_first_divergence(events, modules, not_called, gates.module_error),
-        unmatched=tuple(name for name in calls if name and name not in reference),
+        unmatched=tuple(
+            name for name in calls if name and name not in reference and module_of(name) not in call_counts
+        ),
         not_called=not_called,
+        call_counts=call_counts,
     )
+
+
+def _call_counts(ours: Recording, theirs: Recording) -> dict[str, tuple[int, int]]:
+    """The modules that both call, another number of times -> the reference's number and ours."""
+    counts = Counter(map(module_of, theirs)), Counter(map(module_of, ours))
+    return {name: (counts[0][name], counts[1][name]) for name in counts[1] if 0 < counts[0][name] != counts[1][name]}
+
+
+def _pairs(ours: Recording, theirs: Recording, call_counts: Mapping[str, tuple[int, int]]) -> dict[str, str]:
+    """Our calls -> the reference's that they are compared with: the n-th with the n-th if both have as many."""
+    pairs = {name: name for name in ours if name in theirs and module_of(name) not in call_counts}
+    for module, (num_theirs, num_ours) in call_counts.items():
+        first = 1
+        for number in range(1, min(num_ours, num_theirs) + 1):
+            call, last = ours[call_name(module, number)], num_theirs - max(min(num_ours, num_theirs) - number, 0)
+
+            def error(n: int, module: str = module, call: ModuleCall = call) -> float:
+                found = values_error(call.inputs, theirs[call_name(module, n)].inputs)
+                return math.inf if found is None else found
+
+            nearest = min(range(first, last + 1), key=error)
+            pairs[call_name(module, number)] = call_name(module, nearest)
+            first = nearest + 1
+    return pairs
+
+
+def _not_called(model: JaxModule, calls: Recording, theirs: Recording) -> tuple[str, ...]:
+    known_as = checkpoint_names_of(model).name_in_checkpoint
+    ours = {known_as(name) for name, _ in named_modules(model)}
+
+    def is_missed(name: str) -> bool:
+        return name in ours or "norm" in name.rpartition(".")[2]
+
+    return tuple(name for name in dict.fromkeys(map(module_of, theirs)) if name not in calls and is_missed(name))
 
 
 def _first_divergence(
@@ -135,19 +205,23 @@ def _first_divergence(
         elif event.module != LOGITS:
             running.pop()
         if event.error is not None and event.error > limit:
+            after = before = None
             if last is not None and not last[1]:
-                module, where = last[0], "its output, as far as what follows shows,"
+                code, module, where = "own_output", last[0], "its output, as far as what follows shows,"
             elif event.begins:
-                module = enclosing
-                where = f"what it gives {_inside(event.module, module)}" + (
-                    f" after {_inside(last[0], module)}" if last and last[0].startswith(f"{module}.") else ""
-                )
+                code, module, before = "between_children", enclosing, _inside(event.module, enclosing)
+                if last and last[0].startswith(f"{module_of(module)}."):
+                    after = _inside(last[0], module)
+                where = f"what it gives {before}" + (f" after {after}" if after else "")
             else:
-                module, where = event.module, "its output"
+                code, module, where = "own_output", event.module, "its output"
             chain = next((m for m in modules if m.name == module), None)
             return Divergence(
+                code=code,
                 module=module,
                 where=where,
+                after=after,
+                before=before,
                 own_error=event.error,
                 error_before=None if chain is None else chain.input_error,
                 error_after=None if chain is None else chain.output_error,
@@ -162,11 +236,20 @@ def _first_divergence(
 
 
 def _names_inside(module: str, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(_inside(name, module) for name in names if name.startswith(f"{module}."))
+    return tuple(_inside(name, module) for name in names if name.startswith(f"{module_of(module)}."))
 
 
 def _inside(name: str, module: str) -> str:
-    return name.removeprefix(f"{module}.")
+    return name.removeprefix(f"{module_of(module)}.")
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else "twice" if count == 2 else f"{count} times"
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMES])
+    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
 
 
 def _error(error: float | None) -> str:

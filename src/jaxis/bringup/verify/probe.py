@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.bringup.verify.compare import relative_error
-from jaxis.bringup.verify.recording import LOGITS, ChosenExperts, ModuleCall, Recording, Values, as_shape
+from jaxis.bringup.verify.recording import LOGITS, ChosenExperts, ModuleCall, Recording, Values, as_shape, call_name
 from jaxis.engine.execution.model_arrays import GenerativeModel
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.checkpoint_names import checkpoint_names_of
@@ -23,7 +24,7 @@ class Event:
     """A module's call begins or ends, in the run that follows the reference.
 
     Attributes:
-      module: Dotted name in the checkpoint.
+      module: Dotted name in the checkpoint, as `call_name` numbers it.
       begins: True at the start of the call, with its input's `error`; False at the end, with its output's.
       error: Relative error; None if there is nothing to compare with.
     """
@@ -39,8 +40,7 @@ def record(model: JaxModule, token_ids: list[int]) -> Recording:
 
     def observe(name: str, module: JaxModule, call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         result = call(module, *args, **kwargs)
-        if name not in calls:
-            calls[name] = ModuleCall(_values(args, kwargs), _values(_parts(result), {}))
+        calls[name] = ModuleCall(_values(args, kwargs), _values(_parts(result), {}))
         return result
 
     logits = _run(model, token_ids, observe)
@@ -57,16 +57,13 @@ def follow(model: JaxModule, token_ids: list[int], reference: Recording, tokens:
     Args:
       model: The model to run.
       token_ids: The sequence.
-      reference: The reference's calls for it, its logits among them.
+      reference: The reference's calls for it, its logits among them, by the names of this model's calls.
       tokens: See `relative_error`.
     """
     events: list[Event] = []
-    seen: set[str] = set()
 
     def observe(name: str, module: JaxModule, call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        expected = None if name in seen else reference.get(name)
-        seen.add(name)
-        if expected is None:
+        if (expected := reference.get(name)) is None:
             return call(module, *args, **kwargs)
         given = [*args, *kwargs.values()]
         given, error = _replace(given, expected.inputs, tokens)
@@ -87,14 +84,16 @@ def _run(model: JaxModule, token_ids: list[int], observe: Callable[..., Any]) ->
     known_as = checkpoint_names_of(model).name_in_checkpoint
     names = {id(module): known_as(name) for name, module in reversed([*named_modules(model)])}
     running: list[JaxModule] = []
+    counts: Counter[str] = Counter()
 
     def observer(module: JaxModule, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A method that calls its base class's method is still in the same call.
         if (running and running[-1] is module) or id(module) not in names:
             return call(module, *args, **kwargs)
         running.append(module)
+        counts[name := names[id(module)]] += 1
         try:
-            return observe(names[id(module)], module, call, list(args), kwargs)
+            return observe(call_name(name, counts[name]), module, call, list(args), kwargs)
         finally:
             running.pop()
 

@@ -60,14 +60,24 @@ class Values:
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """The first call of a module in a run."""
+    """One call of a module in a run."""
 
     inputs: Values
     outputs: Values
 
 
 Recording = dict[str, ModuleCall]
-"""Dotted module name -> its call, in the order in which the calls ended."""
+"""`call_name` -> the call, in the order in which the calls ended."""
+
+
+def call_name(module: str, number: int) -> str:
+    """The name of a module's call: its dotted name, from the second call on with the number, such as "norm#2"."""
+    return module if number == 1 else f"{module}#{number}"
+
+
+def module_of(call: str) -> str:
+    """The dotted name of the module of a call."""
+    return call.partition("#")[0]
 
 
 def as_shape(expected: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from jaxis.bringup.verify.recording import LOGITS, ModuleCall, Recording, Values
+from jaxis.bringup.verify.recording import LOGITS, ModuleCall, Recording, Values, call_name
 from jaxis.errors import ConfigError, JaxisError
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.models.registry import family_of
@@ -216,7 +216,7 @@ class Reference:
         return Continuation(result.sequences[0, len(token_ids) :].tolist(), logits)
 
     def record(self, token_ids: Sequence[int]) -> Recording:
-        """Runs one sequence; records the first call of every module under the checkpoint's names.
+        """Runs one sequence; records the calls of every module under the checkpoint's names.
 
         The logits [T, V] come last, under LOGITS.
         """
@@ -229,7 +229,7 @@ class Reference:
     @contextmanager
     def _hooks(self, calls: Recording) -> Iterator[None]:
         torch = self._torch
-        inputs: dict[str, Values] = {}
+        inputs: dict[str, list[Values]] = {}
         handles = []
 
         def values(items: Sequence[Any]) -> Values:
@@ -238,11 +238,11 @@ class Reference:
         def watch(module: Any, name: str) -> None:
             def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 activations = [value for key, value in kwargs.items() if key not in _NOT_ACTIVATIONS]
-                inputs.setdefault(name, values([*args, *activations]))
+                inputs.setdefault(name, []).append(values([*args, *activations]))
 
             def after(_: Any, __: tuple[Any, ...], result: Any) -> None:
                 parts = [result] if isinstance(result, torch.Tensor) else list(_parts(result))
-                calls.setdefault(name, ModuleCall(inputs[name], values(parts)))
+                calls[call_name(name, len(inputs[name]))] = ModuleCall(inputs[name][-1], values(parts))
 
             handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             handles.append(module.register_forward_hook(after))

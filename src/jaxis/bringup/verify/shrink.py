@@ -3,7 +3,8 @@
 A twin is small enough to make with random weights and to compare with the reference in seconds, on any machine. For
 that to prove something about the model, every feature must stay active: at least two layers of each kind, query heads
 that share key-value heads and experts chosen in groups as in the model, windows, chunks and the context after which a
-RoPE changes shorter than the prompts, and soft caps as low as the scores that they cap.
+RoPE changes shorter than the prompts, soft caps as low as the scores that they cap, and epsilons as large as the mean
+squares that they are added to.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ _SIZES = {
     "final_logit_softcapping": 3.0,
     "query_pre_attn_scalar": 20,
 }
+_EPSILON_SCALE, _EPSILON_OFFSET = 1000.0, 0.05  # as large as mean squares: a wrong one, or one not read, must show
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = (
     *("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_k", "moe_top_k"),
@@ -114,7 +116,15 @@ def _twin(config: Mapping[str, Any], complete: Mapping[str, Any], tiny: TinySize
             twin[key] = size(twin) if callable(size) else size
     _shrink_experts(twin)
     _shrink_rope(twin)
+    _enlarge_epsilons(twin)
     return _named_as_in(config, twin)
+
+
+def _enlarge_epsilons(config: dict[str, Any]) -> None:
+    """Makes epsilons that differ large ones that differ."""
+    for key in config:
+        if {"eps", "epsilon"} & set(key.split("_")) and config[key]:
+            config[key] = _EPSILON_OFFSET + _EPSILON_SCALE * config[key]
 
 
 def _named_as_in(config: Mapping[str, Any], twin: dict[str, Any]) -> dict[str, Any]:

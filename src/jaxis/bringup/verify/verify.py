@@ -156,7 +156,9 @@ class DecodeCheck:
       num_equal: Equal tokens before the first difference.
       margin: At the first difference, the reference's logit of its own token minus that of jaxis's; None if none
         differs. Up to twice the general difference of the logits, it is a tie.
-      passed: Whether all are equal, or the first difference is a tie.
+      passed: Whether all are equal, or the first difference is a tie. False if the logits failed: nothing is then
+        generated, since with wrong logits anything would be a tie.
+      skipped: Why nothing was generated; empty if it was.
     """
 
     prompt_length: int
@@ -164,6 +166,11 @@ class DecodeCheck:
     num_equal: int
     margin: float | None
     passed: bool
+    skipped: str = ""
+
+
+SCHEMA = 1
+"""Version of the JSON that `VerifyResult.to_dict` gives; incremented when a field changes its meaning or is removed."""
 
 
 @dataclass(frozen=True)
@@ -202,12 +209,41 @@ class VerifyResult:
     @property
     def passed(self) -> bool:
         """Whether every check passed."""
-        checks = [*self.logits, *self.paths, self.decode, self.layers, self.images]
-        return all(check is None or check.passed for check in checks)
+        return not self.failing_checks
+
+    @property
+    def failing_checks(self) -> tuple[str, ...]:
+        """The fields whose checks failed, in the order in which they run."""
+        fields = {
+            "layers": [self.layers],
+            "images": [self.images],
+            "logits": self.logits,
+            "paths": self.paths,
+            "decode": [self.decode],
+        }
+        failing = (any(check is not None and not check.passed for check in checks) for checks in fields.values())
+        return tuple(name for name, fails in zip(fields, failing, strict=True) if fails)
+
+    def notes(self) -> list[str]:
+        """What no figure says, one line each."""
+        notes = [] if self.layers is None else self.layers.notes()
+        if self.failing_checks == ("layers",):
+            notes.append(
+                "logits agree: jaxis computes the same with other module borders; give its modules the reference's, so "
+                "that each can be compared"
+            )
+        return notes
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as JSON values."""
-        found = {"passed": self.passed, **dataclasses.asdict(self)}
+        """The result as JSON values; docs/bring-up.md describes it."""
+        found = {
+            "schema": SCHEMA,
+            "status": "verified" if self.passed else "differs",
+            "passed": self.passed,
+            "failing_checks": list(self.failing_checks),
+            "notes": self.notes(),
+            **dataclasses.asdict(self),
+        }
         if self.layers is not None:
             found["layers"]["passed"] = self.layers.passed
         return found
@@ -290,8 +326,12 @@ def verify(
         others = [_random_tokens(vocab_size, length) for length in OTHER_LENGTHS]
         paths = check_paths(llm, _random_tokens(vocab_size, min(PATHS_LENGTH, longest)), others, PATHS_TOKENS, gates)
         on_stage("comparing what is generated")
-        tolerance = 2 * max(check.comparison.max_abs_difference for check in logits)
-        decode = _check_decode(llm, answers, tolerance)
+        if all(check.passed for check in logits):
+            tolerance = 2 * max(check.comparison.max_abs_difference for check in logits)
+            decode = _check_decode(llm, answers, tolerance)
+        else:
+            num_tokens = len(answers.continuation)
+            decode = DecodeCheck(len(answers.decode_prompt), num_tokens, 0, None, False, skipped="logits failed")
     return VerifyResult(
         model=model,
         architecture=str((source.config.get("architectures") or ["unknown"])[0]),

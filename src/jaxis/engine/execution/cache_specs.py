@@ -21,8 +21,8 @@ def cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec | S
     config = vllm_config.model_config.hf_config.get_text_config()
     num_heads = config["num_attention_heads"]
     spec = KVCacheSpec(
-        config.get("num_key_value_heads", num_heads),
-        config.get("head_dim", config["hidden_size"] // num_heads),
+        config.get("num_key_value_heads") or num_heads,
+        config.get("head_dim") or config["hidden_size"] // num_heads,
         num_heads=num_heads,
     )
     return [spec] * config["num_hidden_layers"]

@@ -31,7 +31,7 @@ def gemma2_attention(scope: LayerScope) -> GroupedQueryAttention:
         qkv_bias=use_bias,
         o_bias=use_bias,
         span=layer_span(config, layer_type(config, scope.layer_index, full_every=2), default_window=4096),
-        soft_cap=config.get_nullable("attn_logit_softcapping", 50.0),
+        soft_cap=config.get("attn_logit_softcapping", 50.0),
     )
 
 
@@ -76,7 +76,7 @@ class GemmaCausalLM(CausalLM):
     def options(cls, scope: LayerScope) -> DecoderOptions:
         return DecoderOptions(
             tied_by_default=True,
-            logits_soft_cap=scope.config.get_nullable("final_logit_softcapping", cls.default_logits_soft_cap),
+            logits_soft_cap=scope.config.get("final_logit_softcapping", cls.default_logits_soft_cap),
             norm=gemma_norm(scope),
             embed_scale=scope.config["hidden_size"] ** 0.5,
         )

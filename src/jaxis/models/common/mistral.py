@@ -28,7 +28,7 @@ class MistralDecoderLayer(PreNormDecoderLayer):
         self, scope: LayerScope, *, default_window: int | None = 4096, query_scale: QueryScale | None = None
     ) -> None:
         # A config.json without the key means the first release, whose window is 4096.
-        span = uniform_span(scope.config, scope.config.get_nullable("sliding_window", default_window))
+        span = uniform_span(scope.config, scope.config.get("sliding_window", default_window))
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(scope / "self_attn", span=span, query_scale=query_scale),
