@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def test_what_it_writes_passes_the_tests_of_the_family_it_copied(tmp_path: Path,
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(REPOSITORY / file, tmp_path / file)
     made = new_model("NewThing2", like, tmp_path)
-    python, _, _, *arguments = made.check.replace("'", "").split()
+    python, _, _, *arguments = shlex.split(made.check)
     assert python == "python"
     command = [sys.executable, "-c", RUN_PYTEST, *arguments, "-q"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "src"), str(tmp_path)])}
@@ -92,7 +93,8 @@ def test_what_it_writes_passes_the_tests_of_the_family_it_copied(tmp_path: Path,
 @pytest.mark.parametrize(
     ("name", "like", "message"),
     [
-        ("Falcon4", "qwen99", "is not a family of jaxis; choose one of: .*qwen3"),
+        ("Falcon4", "qwen99", "is not a family of jaxis.*jaxis analyze names .*; choose one of: .*qwen3"),
+        ("Falcon4", "lama", "is not a family of jaxis: did you mean llama"),
         ("Qwen3", "llama", "already exists"),
         ("falcon", "llama", "must be a class name such as"),
         ("FalconForCausalLM", "llama", "must be a class name such as"),
@@ -109,3 +111,16 @@ def test_mistakes(checkout: Path, name: str, like: str, message: str):
 def test_a_folder_that_is_no_checkout(tmp_path: Path):
     with pytest.raises(ConfigError, match="is not a checkout of jaxis"):
         new_model("Falcon4", "llama", tmp_path)
+
+
+def test_the_command_that_it_prints_runs_tests(tmp_path: Path):
+    for folder in ("src/jaxis/models", "tests"):
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "data"))
+    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path / "pyproject.toml")
+    made = new_model("NewThing2", "llama", tmp_path)
+    command = [sys.executable, *shlex.split(made.check)[1:], "--collect-only", "-q"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"NewThing2", result.stdout)
+    assert any(step.startswith("python tools/reference_keys.py") for step in made.next_steps)

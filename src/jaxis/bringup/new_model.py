@@ -17,6 +17,7 @@ from types import ModuleType
 
 from jaxis.errors import ConfigError
 from jaxis.models.registry import built_in_models, supported_architectures
+from jaxis.nearest_name import did_you_mean
 
 _SUFFIX = "ForCausalLM"
 _NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
@@ -32,11 +33,13 @@ class NewModel:
       architecture: The entry of `architectures` in config.json that selects the new class.
       files: The files that were written or changed.
       check: The command that runs its tests.
+      next_steps: What else the new family needs, one line each.
     """
 
     architecture: str
     files: list[Path]
     check: str
+    next_steps: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,13 @@ def new_model(name: str, like: str, root: Path) -> NewModel:
     }
     for path, text in changes.items():
         path.write_text(text, encoding="utf-8")
-    return NewModel(architecture, list(changes), f"python -m pytest tests/models/test_parity.py -k '{name}'")
+    # Without -m '', only a sample of the families' rows runs.
+    check = f"python -m pytest -m '' tests/models/test_parity.py -k '{name}'"
+    steps = (
+        "python tools/reference_keys.py (now: which keys of config.json its reference reads)",
+        "python -m tools.supported_models (at the end: its row in docs/models.md)",
+    )
+    return NewModel(architecture, list(changes), check, steps)
 
 
 def _find(like: str) -> _Source:
@@ -88,7 +97,10 @@ def _find(like: str) -> _Source:
         families[module.rpartition(".")[2]] = None
         if like in (architecture, module.rpartition(".")[2]):
             return _Source(architecture, importlib.import_module(module), architecture.removesuffix(_SUFFIX))
-    raise ConfigError(f"--like {like!r} is not a family of jaxis; choose one of: {', '.join(families)}")
+    raise ConfigError(
+        f"--like {like!r} is not a family of jaxis{did_you_mean(like, families)}; jaxis analyze names those that are "
+        f"closest to a checkpoint; choose one of: {', '.join(sorted(families))}"
+    )
 
 
 def _checked_name(name: str) -> str:

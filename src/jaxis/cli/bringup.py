@@ -91,7 +91,8 @@ def new_model(
         from jaxis.bringup import new_model as bringup
 
         made = bringup.new_model(name, like, Path())
-        note("\n".join(f"wrote {path}" for path in made.files) + f"\ncheck it with: {made.check}")
+        lines = [*(f"wrote {path}" for path in made.files), f"check it with: {made.check}"]
+        note("\n".join([*lines, *(f"then: {step}" for step in made.next_steps)]))
 
 
 # `jaxis verify`: whether a model computes what the reference does, and if not, which module.
@@ -276,8 +277,10 @@ def report(
     with report_errors(debug=debug):
         from rich.console import Console
 
+        from jaxis.bringup.report.plots import check_matplotlib
         from jaxis.bringup.report.report import make_report, report_html, report_markdown
 
+        check_matplotlib()
         with Console(stderr=True).status("Starting") as status:
             made = make_report(
                 model, revision=revision, on_stage=lambda stage: status.update(stage[0].upper() + stage[1:])

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from rich.console import Console
+from transformers import AutoModelForCausalLM, DiffLlamaConfig, NanoChatConfig
 
 from jaxis.bringup.analyze.analysis import KeyStatus, analyze
 from jaxis.bringup.analyze.text import analysis_text
@@ -116,9 +117,30 @@ def test_an_unregistered_architecture_whose_parts_are_all_there(tmp_path):
     analysis = analyzed(
         tmp_path, of_two_layers("llama-3.1-8b") | {"architectures": ["NewForCausalLM"], "model_type": "new"}
     )
-    assert analysis.problems == (
-        "no family of this architecture: belongs in models/; all that its config asks for is there",
+    [problem] = analysis.problems
+    assert problem.startswith(
+        "no family of this architecture: belongs in models/; the closest by the keys of config.json"
     )
+    assert analysis.closest_families[0].like == "llama"
+
+
+@pytest.mark.parametrize(
+    ("config_class", "like", "unknown", "missing"),
+    [
+        (DiffLlamaConfig, "llama", {f"lambda_{part}{n}" for part in "qk" for n in (1, 2)}, set()),
+        (NanoChatConfig, "arcee", {"fc1.weight", "fc2.weight"}, {"input_layernorm.weight", "up_proj.weight"}),
+    ],
+)
+def test_an_unknown_architecture_is_compared_with_the_closest_families(tmp_path, config_class, like, unknown, missing):
+    sizes = {"vocab_size": 131, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    config = config_class(**sizes, num_attention_heads=4, num_key_value_heads=2, eos_token_id=None, pad_token_id=None)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    analysis = analyze(tmp_path)
+    closest = analysis.closest_families[0]
+    assert closest.like == like
+    assert all(any(name.endswith(part) for name in closest.unknown_tensors) for part in unknown)
+    assert all(any(name.endswith(part) for name in closest.missing_tensors) for part in missing)
+    assert any(problem.startswith(f"unlike {like}: it does not know the tensors") for problem in analysis.problems)
 
 
 def test_layer_kinds_are_told_apart():

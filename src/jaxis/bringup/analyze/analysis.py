@@ -12,6 +12,7 @@ from typing import Any
 from jax.typing import DTypeLike
 
 from jaxis.bringup.analyze.axes import Axis, ModelFacts, files_of
+from jaxis.bringup.analyze.closest import ClosestFamily, closest_families
 from jaxis.bringup.analyze.config import Construction, construct
 from jaxis.bringup.analyze.detectors import AXES
 from jaxis.bringup.analyze.figures import (
@@ -96,6 +97,7 @@ class Analysis:
       kv_cache: What the layers keep of each token; None if the model cannot be constructed.
       max_context: Most tokens that the config allows; None if it has no limit.
       memory: What fits into memory; None if the model cannot be constructed.
+      closest_families: Of an architecture that jaxis does not have: where to start, the closest first.
     """
 
     model: str
@@ -112,6 +114,7 @@ class Analysis:
     kv_cache: tuple[CacheKind, ...] | None
     max_context: int | None
     memory: Memory | None
+    closest_families: tuple[ClosestFamily, ...]
 
     @property
     def can_run(self) -> bool:
@@ -176,6 +179,7 @@ def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype:
     config = HFConfig(source.config, source=source.config_path)
     text_config = config.get("text_config")
     prefix = "text_config." if isinstance(text_config, HFConfig) else ""
+    closest = () if construction.is_known else closest_families(source.config, source.tensors)
     axes = [row.detect(_text_view(source.config), facts) for row in AXES]
     keys = _key_statuses(construction, axes, prefix)
     parameters = kinds = fits = None
@@ -188,7 +192,7 @@ def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype:
     return Analysis(
         model=source.name,
         architectures=tuple(source.config.get("architectures") or ()),
-        problems=tuple(_problems(construction, axes, keys, tensor_problems)),
+        problems=tuple(_problems(construction, axes, keys, tensor_problems, closest)),
         keys=keys,
         axes=tuple(axes),
         tensor_problems=tensor_problems,
@@ -200,6 +204,7 @@ def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype:
         kv_cache=kinds,
         max_context=max_context,
         memory=fits,
+        closest_families=closest,
     )
 
 
@@ -241,6 +246,7 @@ def _problems(
     axes: list[Axis],
     keys: tuple[KeyStatus, ...],
     tensor_problems: tuple[TensorProblem, ...] | None,
+    closest: tuple[ClosestFamily, ...],
 ) -> list[str]:
     problems = list(construction.refusals)
     missing = [(axis, feature) for axis in axes for feature in axis.missing]
@@ -251,8 +257,10 @@ def _problems(
             where = f": belongs in {', '.join(files_of(feature))}" if files_of(feature) else ""
             problems.append(f"missing on the axis {axis.name!r}: {feature.value}{where}")
     if not construction.is_known:
-        rest = "" if missing else "; all that its config asks for is there"
-        problems.append(f"no family of this architecture: belongs in models/{rest}")
+        near = f"; the closest by {closest[0].by}: {', '.join(family.like for family in closest)}" if closest else ""
+        problems.append(f"no family of this architecture: belongs in models/{near}")
+        for family in closest[:1]:
+            problems += [f"unlike {family.like}: {words}" for words in family.differences()]
     if unknown := [key.key for key in keys if key.status == "unknown"]:
         problems.append(f"config.json has keys that nothing here knows: {', '.join(unknown)}")
     for kind, words in (("refused", "tensors of the checkpoint are refused"), ("unfilled", "parameters stay unfilled")):

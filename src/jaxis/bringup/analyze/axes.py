@@ -10,7 +10,7 @@ import importlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -68,14 +68,18 @@ class ModelFacts:
       layers: Name of a parameter below its layer -> (shape, number of layers that have it).
       is_tied: Whether the head is the embedding table.
       spans: (kind of cache, most tokens it ever needs or None) -> number of layers.
+      norms: Norms that stand in a layer, beside its blocks.
       rope_counts: Whether a layer has RoPE -> number of layers; empty if layers do not say.
+      rope_kinds: How the layers' RoPE differs from pairs of halves that rotate forwards.
       has_tower: Whether images are encoded for it.
     """
 
     layers: dict[str, tuple[tuple[int, ...], int]]
     is_tied: bool
     spans: dict[tuple[str, int | None], int]
+    norms: tuple[str, ...]
     rope_counts: dict[bool, int]
+    rope_kinds: tuple[str, ...]
     has_tower: bool = False
 
     @classmethod
@@ -88,11 +92,28 @@ class ModelFacts:
                 shape, count = layers.get(match[2], (tuple(getattr(param.get_value(), "shape", ())), 0))
                 layers[match[2]] = shape, count + 1
         spans = Counter(cache_span(spec) for spec in cache_specs(model, vllm_config))
-        rope_counts = Counter(
-            module.rope is not None for _, module in named_modules(model) if isinstance(module, _HasRope)
-        )
+        modules = [(known_as(name), module) for name, module in named_modules(model)]
+        inside = [match[2] for name, _ in modules if (match := _LAYER.search(name))]
+        norms = tuple(dict.fromkeys(name for name in inside if "." not in name and "norm" in name))
+        ropes = [module.rope for _, module in modules if isinstance(module, _HasRope)]
+        rope_kinds = dict.fromkeys(word for rope in ropes if rope is not None for word in _rope_words(rope))
         has_tower = isinstance(model, TextPart) and model.tower is not None
-        return cls(layers, has_tied_head(model), dict(spans), dict(rope_counts), has_tower)
+        return cls(
+            layers,
+            has_tied_head(model),
+            dict(spans),
+            norms,
+            Counter(rope is not None for rope in ropes),
+            tuple(rope_kinds),
+            has_tower,
+        )
+
+
+def _rope_words(rope: RotaryEmbedding) -> Iterator[str]:
+    if rope.interleaved:
+        yield "pairs of neighbours"
+    if any(frequency < 0 for frequency in rope.inv_freq):
+        yield "rotating backwards"
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,17 @@ def construct(
     return Construction(None, None, tuple(config.key_uses()), tuple(refusals), frozenset(refused))
 
 
+def construct_once(values: Mapping[str, Any]) -> tuple[JaxModule, list[str]]:
+    """The family constructed abstractly, and the keys that it does not know.
+
+    Raises:
+      ConfigError: It refuses the config.
+    """
+    config = HFConfig(values)
+    model, _ = _construct(config, config.source, None, None, [], {})
+    return model, config.unread_keys()
+
+
 def _construct(
     config: HFConfig,
     source: str,

@@ -204,7 +204,7 @@ def detect_rope(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]
     features = _ropes(config)
     if facts is not None and (without := facts.rope_counts.get(False)):
         features.append(Feature(f"none in {without} layers"))
-    return features
+    return features + [Feature(word) for word in facts.rope_kinds] if facts is not None else features
 
 
 def _ropes(config: HFConfig) -> list[Feature]:
@@ -294,8 +294,7 @@ def _norms(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
         keys = ("use_parallel_residual", "parallel_attn")
         features.append(Feature("attention and feed-forward in parallel", None, ("layers/decoder_layer.py",), keys))
     if facts is not None:
-        placed = dict.fromkeys(name.split(".")[0] for name in facts.layers if name.count(".") == 1 and "norm" in name)
-        features.append(Feature(f"in a layer: {', '.join(placed)}"))
+        features.append(Feature(f"in a layer: {', '.join(facts.norms) or 'none'}"))
     return features
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -54,6 +55,10 @@ def _print(analysis: Analysis, console: Console, *, verbose: bool) -> None:
         memory = analysis.memory
         title = f"Fits {MEMORY_SHARE:.0%} of {memory.name}, {human_bytes(memory.nbytes)}"
         _section(console, title, [(fit.weights, _fit_text(fit)) for fit in memory.fits])
+    if analysis.closest_families:
+        name = analysis.architectures[0] if analysis.architectures else "NewModel"
+        name = re.sub(r"For[A-Z]\w*$", "", name)
+        console.print(Text(f"\nto start: jaxis new-model {name} --like {analysis.closest_families[0].like}"))
     if analysis.can_run:
         console.print(Text("\njaxis plan says how it fits on TPUs and GPUs, and how fast it can be there"))
 
@@ -135,7 +140,7 @@ def _weight_rows(analysis: Analysis) -> Iterable[tuple[str, str]]:
     elif analysis.tensor_problems:
         yield "tensors", "do not match:"
     else:
-        yield "tensors", "each has its parameter, and each parameter its tensor"
+        yield "tensors", f"all {analysis.num_tensors} match"
 
 
 def _cache_rows(analysis: Analysis) -> Iterable[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import re
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)")
 
 def plots(verifications: Sequence[VerifyResult]) -> dict[str, str]:
     """Draws the plots: title -> SVG. Raises ConfigError if matplotlib is missing."""
+    check_matplotlib()
     return {
         "Relative error after each layer": _layer_errors(verifications),
         "Relative error of each module, given the reference's input": _module_errors(verifications),
@@ -82,11 +84,15 @@ def _modules(result: VerifyResult) -> Sequence[ModuleComparison]:
     return () if result.layers is None else result.layers.modules
 
 
+def check_matplotlib() -> None:
+    """Raises ConfigError if matplotlib is missing, before anything that takes time."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("the plots need matplotlib: pip install 'jaxis[verify]'")
+
+
 def _axes(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("the plots need matplotlib: pip install 'jaxis[verify]'") from None
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7.6, 3.4), layout="constrained")
     axes = figure.add_subplot()
     axes.set_yscale("log")
