@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from typing import Annotated
 
@@ -20,6 +19,7 @@ from jaxis.cli.options import (
     EngineOptions,
     SamplingOptions,
     TemplateKwargs,
+    chat_params,
     expand_options,
     open_llm,
     parse_json_object,
@@ -77,7 +77,7 @@ def chat(
     arguments = {**engine.llm_arguments(), "chat_template": chat_template}
     template_kwargs = parse_json_object(chat_template_kwargs, "--chat-template-kwargs")
     with report_errors(debug=debug), open_llm(model, arguments, chats=True, needs_chat_template=True) as llm:
-        params = dataclasses.replace(llm.get_default_sampling_params(), **overrides)
+        params = chat_params(llm.get_default_sampling_params(), overrides)
         session = ChatSession(llm, params, system=system, template_kwargs=template_kwargs, show_stats=stats)
         converse(session, f"{model or 'Embedded model'}, context {llm.max_model_len} tokens")
 

@@ -24,6 +24,7 @@ from jaxis.cli.options import (
     SamplingOptions,
     TemplateKwargs,
     bounded,
+    chat_params,
     expand_options,
     open_llm,
     parse_json_object,
@@ -144,9 +145,9 @@ def generate(
         request: Prompt = _parse_token_ids(text) if token_ids else text
         adapter = _adapter_by_request(arguments)
         with open_llm(model, arguments, chats=not raw and not token_ids) as llm:
-            params = with_drawn_seed(dataclasses.replace(llm.get_default_sampling_params(), **overrides))
             if isinstance(request, str):
                 request = _prompt_for(llm, model, request, system, raw, template_kwargs, num_images=len(image or ()))
+            params = _params_for(llm, overrides, chats=not token_ids and not isinstance(request, str))
             if image:
                 key = "prompt" if isinstance(request, str) else "prompt_token_ids"
                 request = {key: request, "multi_modal_data": {"image": [Path(each) for each in image]}}
@@ -160,6 +161,11 @@ def generate(
             note(str(timing))
         elif params.seed is not None and sampling.seed is None:
             note(f"(seed {params.seed}: --seed {params.seed} gives this answer again)")
+
+
+def _params_for(llm: LLM, overrides: dict[str, Any], *, chats: bool) -> SamplingParams:
+    defaults = llm.get_default_sampling_params()
+    return with_drawn_seed(chat_params(defaults, overrides) if chats else dataclasses.replace(defaults, **overrides))
 
 
 def _adapter_by_request(arguments: dict[str, Any]) -> LoRARequest | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin, 
 import typer
 from typer.models import OptionInfo
 
-from jaxis.cli.console import exit_on_interrupt
+from jaxis.cli.console import exit_on_interrupt, note
 from jaxis.engine.argument_fields import argument_infos, argument_types
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError, RequestError
@@ -194,6 +194,25 @@ class SamplingOptions:
         except RequestError as error:
             raise typer.BadParameter(str(error)) from None
         return given
+
+
+_CHAT_DEFAULTS = {"temperature": 0.8, "top_p": 0.95, "top_k": 40}  # llama.cpp's; the chat page has the same
+_FILTERS = ("temperature", "top_p", "top_k", "min_p")
+
+
+def chat_params(defaults: SamplingParams, overrides: dict[str, Any]) -> SamplingParams:
+    """The parameters of a conversation: where the model brings none for sampling, gentler ones than the APIs have.
+
+    Without filters, a small model soon leaves the subject. A line says so, unless a temperature is given.
+    """
+    brings_none = all(getattr(defaults, name) == getattr(SamplingParams, name) for name in _FILTERS)
+    gentler = {name: value for name, value in _CHAT_DEFAULTS.items() if name not in overrides} if brings_none else {}
+    if gentler and "temperature" not in overrides:
+        chosen = ", ".join(f"{name} {value:g}" for name, value in gentler.items())
+        note(
+            f"The model brings no sampling settings: {chosen}, as in llama.cpp; options such as --temperature change it"
+        )
+    return dataclasses.replace(defaults, **{**gentler, **overrides})
 
 
 def with_drawn_seed(params: SamplingParams) -> SamplingParams:

@@ -33,11 +33,16 @@ const PARAMETERS = [
   { name: "repetition_penalty", label: "Repetition penalty", min: 0, help: "1 does nothing" },
 ];
 
+// For conversations with a model that brings no sampling settings: without filters, a small one soon leaves the subject.
+const UNFILTERED = { temperature: 1, top_p: 1, top_k: 0, min_p: 0 };
+const CHAT_DEFAULTS = { temperature: 0.8, top_p: 0.95, top_k: 40 };
+
 /** The settings as stored in this browser, and the dialog that changes them. */
 export class Settings extends EventTarget {
   constructor() {
     super();
     this.values = { parameters: {}, stop: "", extra: "", systemPrompt: "", ...read(localStorage, STORED) };
+    this.chatDefaults = {};
     this.dialog = byId("settings");
     this.form = byId("settings-form");
     this.inputs = new Map(PARAMETERS.map((parameter) => [parameter.name, numberInput(parameter)]));
@@ -61,12 +66,15 @@ export class Settings extends EventTarget {
   requestFields() {
     const { parameters, stop, extra } = this.values;
     const stops = stopTexts(stop);
-    return { ...parameters, ...(stops.length ? { stop: stops } : {}), ...(extra.trim() ? JSON.parse(extra) : {}) };
+    return { ...this.chatDefaults, ...parameters, ...(stops.length ? { stop: stops } : {}), ...(extra.trim() ? JSON.parse(extra) : {}) };
   }
 
-  /** Shows as placeholders what the server takes for fields that are left out. */
+  /** Shows as placeholders what fields that are left out are: the model's settings, or else what suits a chat. */
   showDefaults(defaults) {
-    for (const [name, value] of Object.entries(defaults ?? {})) {
+    const bringsNone = Object.entries(UNFILTERED).every(([name, value]) => defaults?.[name] === value);
+    this.chatDefaults = bringsNone ? CHAT_DEFAULTS : {};
+    byId("chat-defaults").hidden = !bringsNone;
+    for (const [name, value] of Object.entries({ ...defaults, ...this.chatDefaults })) {
       if (this.inputs.has(name)) this.inputs.get(name).placeholder = String(Math.round(value * 1e6) / 1e6);
     }
   }
