@@ -1,13 +1,14 @@
 """LLM.generate and LLM.chat: what they take, what they return, what they refuse."""
 
 import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from jaxis import LLM, RequestOutput, SamplingParams
-from jaxis.errors import EngineError, RequestError
+from jaxis.errors import ConfigError, EngineError, RequestError
 from tests.support.tiny_checkpoints import variant
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -274,6 +275,27 @@ def test_generating_on_another_thread(llm, answer):
     assert output.outputs[0].token_ids == answer([3, 4, 5])
 
 
+def test_it_is_printed_with_what_it_runs(llm):
+    assert re.fullmatch(r"LLM\('.+', \w+For\w+, max_model_len=\d+\)", repr(llm))
+
+
 def test_unknown_engine_argument():
     with pytest.raises(TypeError, match="gpu_memory_utilisation"):
         LLM("anywhere", gpu_memory_utilisation=0.9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"max_length": 100}, "there is no argument 'max_length': did you mean max_model_len"),
+        ({"gpu_memory": 0.5}, "did you mean gpu_memory_utilization"),
+        ({"temperature": 0.5}, r"temperature is of each request: give it in SamplingParams\(temperature=\.\.\.\)"),
+        ({"dtype": "fp16"}, "dtype='fp16' must be one of .*: did you mean float16"),
+        ({"quantization": "q4"}, "quantization='q4' is neither .*: did you mean int4"),
+        ({"speculative_config": {"metod": "ngram"}}, "did you mean method"),
+        ({"quantization": [{"module_path": ".*", "weight_qtyp": "int8"}]}, "did you mean weight_qtype"),
+    ],
+)
+def test_a_misspelt_argument_names_the_one_that_was_meant(arguments, said):
+    with pytest.raises(ConfigError, match=said):
+        LLM(None, **arguments)

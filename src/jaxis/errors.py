@@ -37,6 +37,10 @@ class ConfigError(JaxisError, ValueError):
         self.keys = tuple(keys)
 
 
+class UnknownArgumentError(ConfigError, TypeError):
+    """An engine argument of a name that there is not. Also a TypeError, as of any function."""
+
+
 class CheckpointError(JaxisError):
     """A checkpoint that cannot be found or read, or whose tensors do not match the model's parameters."""
 

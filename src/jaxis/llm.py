@@ -105,8 +105,9 @@ class LLM(PoolingMethods):
       show_progress: Show loading, compiling and generating on stderr.
       needs_chat_template: Refuse a model without a chat template before its weights are read.
       runner: "generate" or "pooling", which makes vectors or scores; "auto" is what the checkpoint was made for.
-      **arguments: How the model is loaded and run; see `jaxis.engine.arguments.EngineArgs`. Arguments of vLLM's `LLM`
-        are accepted too: those that can change no answer have no effect, which is said once, and others are refused.
+      **arguments: How the model is loaded and run, such as `dtype="bfloat16"`, `max_model_len=8192` or
+        `quantization="int8"`; `help(jaxis.engine.arguments.EngineArgs)` explains each. Arguments of vLLM's `LLM` are
+        accepted too: those that can change no answer have no effect, which is said once, and others are refused.
 
     Raises:
       ConfigError: An argument or a config key that cannot be honoured.
@@ -166,6 +167,7 @@ class LLM(PoolingMethods):
         name = None if model is None else str(model)
         translated = translate(name, arguments)
         args = EngineArgs(model=name, **translated.arguments)
+        self._name = name
         self._progress = ProgressDisplay(show_progress)
         if translated.without_effect:
             self._progress.note(f"arguments without an effect here: {', '.join(translated.without_effect)}")
@@ -502,6 +504,14 @@ class LLM(PoolingMethods):
         self._check_open()
         with interrupt_deferred():
             self._generator.weights.wake_up(tags)
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return f"LLM({self._name!r}, closed)"
+        if self._embedder is not None:
+            return f"LLM({self._name!r}, vectors or scores of up to {self.max_model_len} tokens)"
+        model = type(self._engine.runner.model).__name__
+        return f"LLM({self._name!r}, {model}, max_model_len={self.max_model_len})"
 
     def close(self) -> None:
         """Gives the memory back; the LLM cannot be used any more."""

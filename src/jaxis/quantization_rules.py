@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxis.errors import ConfigError
+from jaxis.nearest_name import did_you_mean
 
 CALIBRATION_METHODS = {
     "int8": ("absmax",),
@@ -190,7 +191,9 @@ def _rule_from(rule: object, source: str) -> QuantizationRule:
         raise ConfigError(f"{source} is {rule!r}, not an object with {', '.join(known)}")
     for key in rule:
         if key not in known:
-            raise ConfigError(f"{source} has the unknown key {key!r}; known: {', '.join(known)}")
+            raise ConfigError(
+                f"{source} has the unknown key {key!r}; known: {', '.join(known)}{did_you_mean(str(key), known)}"
+            )
     if "module_path" not in rule:
         raise ConfigError(f"{source} has no module_path: give the modules' names as a regular expression, '.*' for all")
     try:
@@ -228,8 +231,11 @@ def read_mapping(text: str, what: str) -> dict[str, Any]:
 
 def _read_rules(name: str) -> Any:
     if not os.path.isfile(name):
-        names = ", ".join([*SHORT_NAMES, DEQUANTIZE])
-        raise ConfigError(f"quantization={name!r} is neither one of {names} nor an existing YAML or JSON file")
+        names = [*SHORT_NAMES, DEQUANTIZE]
+        raise ConfigError(
+            f"quantization={name!r} is neither one of {', '.join(names)} nor an existing YAML or JSON file"
+            f"{did_you_mean(name, names)}"
+        )
     return _read_yaml(name)
 
 

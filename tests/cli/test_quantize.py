@@ -1,6 +1,7 @@
 """`jaxis quantize`, and quantization as an option of the other commands."""
 
 import json
+import re
 
 import pytest
 
@@ -12,7 +13,9 @@ def test_writes_a_folder_that_answers(run_jaxis, checkpoint, tmp_path, start_llm
     result = run_jaxis("quantize", checkpoint(), tmp_path / "q", "--quantization", "int4")
     assert result.returncode == 0, result.stderr
     assert result.stdout == ""
-    assert result.stderr == f"{tmp_path / 'q'}: 0.1 MB of weights\n"
+    sizes, advice = result.stderr.splitlines()
+    assert re.fullmatch(rf"{tmp_path / 'q'}: [\d.]+ MB of files -> 0\.1 MB", sizes)
+    assert advice == f"to try it: jaxis chat {tmp_path / 'q'}"
     with start_llm(tmp_path / "q") as llm:
         assert llm.generate("the cat", SamplingParams(max_tokens=3))[0].finished
 

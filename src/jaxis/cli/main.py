@@ -70,7 +70,7 @@ def jaxis(
 ) -> None:
     """LLMs in JAX: served, quantized, verified, trained.
 
-    A MODEL is a folder in Hugging Face format or a Hub id such as Qwen/Qwen3-0.6B.
+    A MODEL is a folder in Hugging Face format, a GGUF file, or a Hub id such as Qwen/Qwen3-0.6B.
     Without one, a small embedded demonstration model answers.
 
     \b

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -139,7 +140,9 @@ def quantize(
                 weights = _calibrated_weights(path, calibrate, rules, calibration_tokens, display)
             with display.working(f"Quantizing {source}") as on_progress:
                 nbytes = quantize_checkpoint(path, destination, rules, calibrated=weights, on_progress=on_progress)
-            note(f"{destination}: {nbytes / 1e6:.1f} MB of weights")
+            before = sum(file.stat().st_size for file in _weight_files(path))
+            sizes = f"{before / 1e6:.1f} MB of files -> {nbytes / 1e6:.1f} MB"
+            note(f"{destination}: {sizes}\nto try it: jaxis chat {shlex.quote(str(destination))}")
         if predictions is not None:
             with display.counting("Evaluating") as on_progress:
                 if destination is not None:
@@ -148,6 +151,10 @@ def quantize(
                     assert rules is not None
                     evaluation = predictions.evaluate(path, quantization=rules.rules, on_progress=on_progress)
             print(format_evaluation(evaluation))
+
+
+def _weight_files(source: Path) -> list[Path]:
+    return sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
 
 
 def _calibrated_weights(

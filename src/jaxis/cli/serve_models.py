@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from jaxis.cli.serve_options import LimitOptions, ServerOptions, SeveralModelsOp
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError, JaxisError
 from jaxis.host.machine import free_host_bytes
+from jaxis.nearest_name import did_you_mean
 from jaxis.server.config import ServerConfig, default_served_name
 from jaxis.server.several.settings import ModelSettings, PoolLimits, check_names, parse_duration
 
@@ -204,8 +204,7 @@ class _EntryReader:
         if key in {field.name for group in (ServerOptions, LimitOptions) for field in dataclasses.fields(group)}:
             raise ConfigError(f"{key} is for all models: give --{key.replace('_', '-')} to jaxis serve")
         known = [*_OF_MODEL, *(name.removeprefix("no_") for name in self._names)]
-        close = difflib.get_close_matches(key, known, 1)
-        raise ConfigError(f"the key {key!r} is unknown" + (f": did you mean {close[0]}?" if close else ""))
+        raise ConfigError(f"the key {key!r} is unknown{did_you_mean(key, known)}")
 
 
 def _idle_seconds(value: object) -> float:

@@ -34,6 +34,7 @@ from jaxis.config.neutral_keys import (
 )
 from jaxis.config.reference import FamilyReference, keys_of_other_families, reference_of
 from jaxis.errors import ConfigError
+from jaxis.nearest_name import did_you_mean
 
 # Arguments that are JSON objects, each with keys that are known.
 
@@ -44,7 +45,8 @@ def check_keys(name: str, given: object, known: Collection[str]) -> None:
         raise ConfigError(f"{name}={given!r} must be a dict")
     for key in given:
         if key not in known:
-            raise ConfigError(f"{name} has the unknown key {key!r}; known: {', '.join(known)}")
+            hint = did_you_mean(str(key), known)
+            raise ConfigError(f"{name} has the unknown key {key!r}; known: {', '.join(known)}{hint}")
 
 
 _OFF = (None, False, 0, "", [], {})

@@ -24,6 +24,7 @@ from jaxis.engine.argument_fields import (
 from jaxis.engine.combinations import EngineFeature, check_combinations
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
+from jaxis.nearest_name import did_you_mean
 from jaxis.quantization_rules import RequestedQuantization, parse_requested_quantization
 from jaxis.sampling_params import LogprobsMode
 
@@ -128,7 +129,9 @@ class EngineArgs(EngineArgFields):
             value = getattr(self, name)
             choices = get_args(hints[name]) if hints[name] in _CHOICES else None
             if choices is not None and value not in choices:
-                raise ConfigError(f"{name}={value!r} must be one of {', '.join(choices)}")
+                raise ConfigError(
+                    f"{name}={value!r} must be one of {', '.join(choices)}{did_you_mean(str(value), choices)}"
+                )
             if (
                 info.minimum is not None
                 and value is not None

@@ -5,11 +5,15 @@ Those that both have are not here: they mean the same. Source: https://docs.vllm
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxis.errors import ConfigError
+from jaxis.engine.arguments import EngineArgs
+from jaxis.errors import ConfigError, UnknownArgumentError
+from jaxis.nearest_name import did_you_mean
+from jaxis.sampling_params import SamplingParams
 
 _RENAMED = {"hf_token": "token", "download_dir": "cache_dir", "kv_cache_memory_bytes": "kv_cache_memory"}
 
@@ -95,14 +99,14 @@ class TranslatedArguments:
 
 
 def translate(model: str | None, given: Mapping[str, Any]) -> TranslatedArguments:
-    """Translates the arguments of `LLM` beside the model; unknown ones stay, for `EngineArgs` to refuse.
+    """Translates the arguments of `LLM` beside the model.
 
     Args:
       model: As given.
       given: The arguments, jaxis' own and vLLM's.
 
     Raises:
-      ConfigError: An argument would change the answers and is not implemented, or two say the same thing.
+      ConfigError: An argument would change the answers and is not implemented, two say the same, or one is unknown.
     """
     arguments, without_effect = dict(given), []
     for name in list(arguments):
@@ -121,7 +125,17 @@ def translate(model: str | None, given: Mapping[str, Any]) -> TranslatedArgument
     _check_tokenizer(model, arguments)
     _translate_values(arguments)
     _move_rope(arguments)
+    _check_names(arguments)
     return TranslatedArguments(arguments, tuple(without_effect), _pop_quant_method(arguments))
+
+
+def _check_names(arguments: Mapping[str, Any]) -> None:
+    known = [field.name for field in dataclasses.fields(EngineArgs)]
+    for name in arguments:
+        if name not in known and name in SamplingParams.__dataclass_fields__:
+            raise UnknownArgumentError(f"{name} is of each request: give it in SamplingParams({name}=...)")
+        if name not in known:
+            raise UnknownArgumentError(f"there is no argument {name!r}{did_you_mean(name, known)}")
 
 
 def _rename(arguments: dict[str, Any], name: str, ours: str) -> None:

@@ -317,7 +317,7 @@ def explain_error(error: Exception, model: str, revision: str, *, offline: bool)
     if offline:
         return (
             f"{model} (revision {revision}) is not, or not completely, in the local cache, and downloads are switched "
-            "off: download it once with HF_HUB_OFFLINE=0 and local_files_only=False"
+            f"off: unset HF_HUB_OFFLINE and run `jaxis pull {model}` once"
         )
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error):
         return (

@@ -87,13 +87,21 @@ def plan_html(report: PlanReport) -> str:
 def shown_options(plan: Plan) -> list[PlanOption]:
     """The options with the chosen type of cache, widest weights and most devices first; JSON has the others too.
 
-    Of those that share as many devices in different ways, the best; of those that do not fit, the first.
+    Of those that share as many devices in different ways, the best; of those that do not fit, the first, and if a width
+    fits on no number of devices, only that on the most.
     """
     shown: dict[tuple[int, int], PlanOption] = {}
     for option in plan.options:
         if option.kv_cache_dtype == plan.chosen.kv_cache_dtype:
             shown.setdefault((option.width_rank, -option.layout.num_devices), option)
-    return [shown[key] for key in sorted(shown)]
+    fitting = {option.width_rank for option in shown.values() if option.fits}
+    seen: set[int] = set()
+    options = []
+    for option in (shown[key] for key in sorted(shown)):
+        if option.width_rank in fitting or option.width_rank not in seen or option is plan.chosen:
+            options.append(option)
+        seen.add(option.width_rank)
+    return options
 
 
 def compiled_lines(plan: Plan) -> list[tuple[str, str]]:
