@@ -200,3 +200,21 @@ def test_an_error_is_one_line_and_can_be_retried(tab, serve):
     ask(tab)
     tab.wait_for("document.querySelector('.status .error')")
     assert "cannot be reached" in tab.text(".status .error span")
+
+
+def test_an_empty_page_suggests_questions(page):
+    assert page.evaluate("!document.getElementById('welcome').hidden")
+    page.click("#welcome button:last-child")
+    assert page.evaluate("document.getElementById('prompt').value") == page.text("#welcome button:last-child")
+
+
+def test_a_model_without_sampling_settings_is_asked_with_what_suits_a_chat(page):
+    fields = """(async () => {
+      const { Settings } = await import("/static/js/settings.js");
+      const fields = Object.create(Settings.prototype);
+      Object.assign(fields, { inputs: new Map(), values: { parameters: { top_k: 5 }, stop: "", extra: "" } });
+      fields.showDefaults({ temperature: 1, top_p: %s, top_k: 0, min_p: 0 });
+      return JSON.stringify(fields.requestFields());
+    })()"""
+    assert json.loads(page.evaluate(fields % "1")) == {"temperature": 0.8, "top_p": 0.95, "top_k": 5}
+    assert json.loads(page.evaluate(fields % "0.9")) == {"top_k": 5}

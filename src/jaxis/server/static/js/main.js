@@ -68,6 +68,7 @@ function askForKey() {
 
 function showConversation() {
   const { conversation, run } = chat;
+  byId("welcome").hidden = Boolean(conversation);
   byId("title").textContent = conversation?.title ?? "New conversation";
   document.title = conversation ? `${conversation.title} · jaxis` : "jaxis";
   const hash = conversation ? `#${conversation.id}` : "";
@@ -119,6 +120,12 @@ byId("theme").addEventListener("click", () => {
   }
 });
 
+byId("welcome").addEventListener("click", ({ target }) => {
+  if (!target.closest("button")) return;
+  prompt.value = target.textContent;
+  fitPrompt();
+  prompt.focus();
+});
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   submit();
