@@ -86,7 +86,8 @@ def test_null_is_what_transformers_makes_of_it(model_type, key, default):
         theirs = getattr(config_class.from_dict({own: None}), own)
     except Exception:  # refused, by each class in its own way
         theirs = "the default"
-    assert config.get(key, default) == (None if theirs is None else default)
+    none = False if default is True else None
+    assert config.get(key, default) == (none if theirs is None else default)
 
 
 def test_a_value_that_a_model_does_not_implement_is_an_error_that_names_it():

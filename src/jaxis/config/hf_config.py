@@ -286,7 +286,8 @@ class HFConfig(Mapping[str, Any]):
         value = self.get(key, expected[0])
         if value not in expected:
             wanted, name = " or ".join(map(repr, expected)), self._as_written(key)
-            raise ConfigError(f"{self.source} has {name}={value!r}, of which only {wanted} is supported", keys=[name])
+            given = self._plain(key)
+            raise ConfigError(f"{self.source} has {name}={given!r}, of which only {wanted} is supported", keys=[name])
 
     def ignore(self, key: str, *, because: str) -> None:
         """Declares that the model knows a key and that its value, or nested values, have no effect.
