@@ -111,7 +111,7 @@ def test_circles_of_references_end():
         assert types({"$ref": f"#/$defs/{name}"}, root) == ANY_TYPE
     assert resolved({"$ref": "#/$defs/c"}, root) is True
     assert types({"$ref": "#/$defs/list"}, root) == {"string"}
-    assert property_schema({"$ref": "#/$defs/a"}, "x", root) is True
+    assert property_schema({"$ref": "#/$defs/a"}, "x", root) is None
 
 
 def test_a_schema_of_many_alternatives_is_read_once():
@@ -138,11 +138,13 @@ STRING, NUMBER = {"type": "string"}, {"type": "number"}
         ({"properties": {"x": {"minLength": 1}}, "patternProperties": {"x": STRING}}, STRING),
         ({"if": {"properties": {"y": {"const": 1}}}, "then": {"properties": {"x": STRING}}}, STRING),
         ({"dependentSchemas": {"y": {"properties": {"x": STRING}}}}, STRING),
-        ({"properties": {"y": STRING}}, True),
-        (False, True),
+        ({"properties": {"y": STRING}}, None),
+        ({"properties": {"y": STRING}, "additionalProperties": False}, None),
+        (False, None),
     ],
 )
 def test_a_property_is_found_wherever_its_schema_stands(schema, expected):
     root = {"$defs": {"args": {"type": "object", "properties": {"x": STRING}}}}
     found = property_schema(schema, "x", root)
+    assert (found is None) == (expected is None)
     assert types(found, root) == types(expected, root)

@@ -9,7 +9,9 @@ DEFINITIONS = {
         "properties": {"x": {"type": "integer"}, "next": {"$ref": "#/$defs/point"}},
         "required": ["x"],
         "additionalProperties": False,
-    }
+    },
+    "zip": {"type": "string", "maxLength": 4},
+    "unit/s": {"enum": ["m/s", "km/h", "1"], "title": "Unit"},
 }
 
 
@@ -31,6 +33,11 @@ def random_schema(rng, depth=0):
         {"const": "fixed"},
         {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "integer"}]},
         {"$ref": "#/$defs/point"},
+        {"$ref": "#/$defs/zip"},
+        {"allOf": [{"$ref": "#/$defs/unit~1s"}]},
+        {"allOf": [{"$ref": "#/$defs/zip"}, {"type": "string", "minLength": 2}]},
+        {"anyOf": [{"$ref": "#/$defs/zip"}, {"$ref": "#/$defs/unit~1s"}]},
+        {"anyOf": [{"$ref": "#/$defs/unit~1s"}, {"type": "null"}]},
     ]
     if depth > 1 or rng.random() < 0.7:
         return rng.choice(simple)

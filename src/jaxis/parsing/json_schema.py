@@ -54,6 +54,32 @@ def types(schema: object, root: object) -> frozenset[str]:
     return ANY_TYPE if found is None else found[0]
 
 
+def conjuncts(schema: object, root: object) -> list[Any]:
+    """Schemas, none with `$ref` or `allOf`, that hold together where this one does; False is among them if it is one.
+
+    Args:
+      schema: A mapping or a boolean.
+      root: The document that references are relative to.
+    """
+    found: list[Any] = []
+    seen: set[int] = set()
+    left = [schema]
+    while left:
+        part = resolved(left.pop(), root)
+        if not isinstance(part, Mapping):
+            found += [False] if part is False else []
+            continue
+        if isinstance(inner := part.get("allOf"), list):
+            if id(inner) in seen:
+                continue
+            seen.add(id(inner))
+            left += reversed(inner)
+            part = {key: value for key, value in part.items() if key != "allOf"}
+        if part.keys() - ANNOTATIONS - DEFINITIONS:
+            found.append(part)
+    return found
+
+
 def type_of(value: object) -> str:
     """The type of a value that was read from JSON."""
     match value:
@@ -70,8 +96,8 @@ def type_of(value: object) -> str:
     return "array" if isinstance(value, list) else "object"
 
 
-def property_schema(schema: object, key: str, root: object) -> Mapping[str, Any] | bool:
-    """The schema of an object's property; True if the object's says nothing of it.
+def property_schema(schema: object, key: str, root: object) -> Mapping[str, Any] | bool | None:
+    """The schema of an object's property; None if the object's says nothing of it.
 
     Alternatives that do not name the property say nothing of it, even if they allow it to be anything.
 
@@ -80,8 +106,7 @@ def property_schema(schema: object, key: str, root: object) -> Mapping[str, Any]
       key: The property's name.
       root: The document that references are relative to.
     """
-    found = _property(schema, key, root, {})
-    return True if found is None else found
+    return _property(schema, key, root, {})
 
 
 def _referred(reference: str, root: object) -> object:
@@ -196,7 +221,7 @@ def _property_parts(
     own += [value for pattern, value in _named(schema, "patternProperties") if _matches(pattern, key)]
     if not own and isinstance(more := schema.get("additionalProperties"), Mapping):
         own = [more]
-    yield from (value for value in own if isinstance(value, Mapping))
+    yield from (value for value in own if isinstance(value, Mapping) or value is True)
     if isinstance(reference := schema.get("$ref"), str):
         yield _property(_referred(reference, root), key, root, known)
     for keyword in ("allOf", "anyOf", "oneOf"):

@@ -23,13 +23,26 @@ class TextReader:
     def __init__(self) -> None:
         self._text = ""
         self._position = 0
+        self._ahead_of: int | None = None  # where `ahead` goes back to
         self._recorded: list[str] | None = None
         self._closed = False
 
     def feed(self, text: str) -> None:
         """Adds text at the end."""
-        self._text = self._text[self._position :] + text
-        self._position = 0
+        begin = self._position if self._ahead_of is None else self._ahead_of
+        self._text = self._text[begin:] + text
+        self._position -= begin
+        self._ahead_of = None if self._ahead_of is None else 0
+
+    def ahead(self, reading: Reading[T]) -> Reading[T]:
+        """The result of a reading, of which nothing is taken; one cannot be inside another."""
+        recorded, self._recorded = self._recorded, None
+        self._ahead_of = self._position
+        try:
+            return (yield from reading)
+        finally:
+            self._position, self._ahead_of = self._ahead_of, None
+            self._recorded = recorded
 
     def close(self) -> None:
         """Marks the end of the text: reads no longer wait for more."""

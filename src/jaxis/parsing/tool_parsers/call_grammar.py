@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxis.parsing.json_schema import ANNOTATIONS, DEFINITIONS, conjuncts, types
 from jaxis.parsing.tool_parsers.tools import FunctionTool
 from jaxis.tokenizer import Tokenizer
 
@@ -19,11 +20,8 @@ ANY_TEXT = "/(?s:.*)/"
 # The values of these keys: schemas under arbitrary names, and values that are not schemas.
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 _VALUES = frozenset({"const", "enum"})
-# They constrain nothing: without them a grammar is smaller, and the same for tools that differ in their descriptions.
-_ANNOTATIONS = frozenset(
-    {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"}
-)
-_OBJECT_KEYS = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
+_OBJECT_KEYS = frozenset({"type", "properties", "required", "additionalProperties"})
+_MAX_OPTIONS = 256
 _STRING_KEYS = frozenset({"type", "enum", "const", "pattern", "minLength", "maxLength", "format", "anyOf", "oneOf"})
 _UNESCAPED_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 _REGEX_SPECIAL = re.compile(r"[^\w\s<>\"'`=,:;!@%&_ -]|[\n\r\t]", re.ASCII)
@@ -172,10 +170,13 @@ class CallGrammar:
             return self.json(moved(schema, "#"))
         return self.json({**moved(schema, "#/$defs/root"), "$defs": {"root": moved(tool.parameters, "#/$defs/root")}})
 
-    def verbatim_string(self, schema: Mapping[str, Any], end: str, *, break_before_end: bool = False) -> str:
+    def verbatim_string(
+        self, tool: FunctionTool, schema: Mapping[str, Any], end: str, *, break_before_end: bool = False
+    ) -> str:
         """A string without quotes or escapes, up to and with the end, which it cannot contain.
 
         Args:
+          tool: The function; references are relative to its parameters.
           schema: Of the string; its `format` has no effect.
           end: The marker after it.
           break_before_end: Whether a line break before the end is not part of the string.
@@ -184,46 +185,85 @@ class CallGrammar:
           UnwritableCallError: The schema has a keyword that is not looked at here.
         """
         last = "\n" + end if break_before_end else end
-        if unknown := schema.keys() - _STRING_KEYS - _ANNOTATIONS:
-            raise UnwritableCallError(f"{min(unknown)} of a string")
-        if options := schema.get("anyOf") or schema.get("oneOf"):
-            rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
-            return self.choice(
-                self.verbatim_string({**rest, **option}, end, break_before_end=break_before_end) for option in options
-            )
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if values is not None:
-            strings = [value for value in values if isinstance(value, str) and end not in value]
-            if not strings:
-                raise UnwritableCallError("an enum without strings")
-            return f"{self.choice(map(literal, strings))} {self.text(last)}"
-        low, high = schema.get("minLength", 0), schema.get("maxLength")
-        if not low and high is None and "pattern" not in schema:
+        options = [self._verbatim_option(parts, end, last) for parts in _string_options(schema, tool.parameters)]
+        if not any(options):
+            raise UnwritableCallError("a string that no value fits")
+        return self.choice(option for option in options if option)
+
+    def _verbatim_option(self, parts: Sequence[Mapping[str, Any]], end: str, last: str) -> str:
+        """A string that is valid under all of these schemas; empty if there is none."""
+        low = max((part.get("minLength", 0) for part in parts), default=0)
+        high = min((part["maxLength"] for part in parts if "maxLength" in part), default=None)
+        patterns = [part["pattern"] for part in parts if "pattern" in part]
+        values = [
+            [part["const"]] if "const" in part else part["enum"] for part in parts if {"const", "enum"} & part.keys()
+        ]
+        if values:
+            strings = [
+                value
+                for value in values[0]
+                if isinstance(value, str)
+                and end not in value
+                and all(value in others for others in values)
+                and low <= len(value) <= (len(value) if high is None else high)
+                and all(re.search(pattern, value) for pattern in patterns)
+            ]
+            return f"{self.choice(map(literal, strings))} {self.text(last)}" if strings else ""
+        if not low and high is None and not patterns:
             return self._up_to(ANY_TEXT, end, lazy=True)
-        parts = [f"/(?s:.{{{low},{'' if high is None else high}}})/"]
-        if "pattern" in schema:
-            parts.append(f"/{_search(schema['pattern'])}/")
+        bodies = [f"/(?s:.{{{low},{'' if high is None else high}}})/", *(f"/{_search(it)}/" for it in patterns)]
         if not self.first_marker(end):
-            parts.append(f"~/(?s:.*){escape_regex(end)}(?s:.*)/")
-        return self._up_to(" & ".join(parts), last)
+            bodies.append(f"~/(?s:.*){escape_regex(end)}(?s:.*)/")
+        return self._up_to(" & ".join(bodies), last)
 
 
-def tool_arguments(tool: FunctionTool) -> list[tuple[str, Mapping[str, Any], bool]]:
+def tool_arguments(
+    tool: FunctionTool, schema: Mapping[str, Any] | None = None
+) -> list[tuple[str, Mapping[str, Any], bool]]:
     """A function's arguments in their order: each name, its schema, and whether it is required.
+
+    Args:
+      tool: The function.
+      schema: Of an object in its arguments; None is theirs.
 
     Raises:
       UnwritableCallError: The schema constrains its object in other ways too.
     """
-    schema = tool.parameters
-    if unknown := schema.keys() - _OBJECT_KEYS - _ANNOTATIONS - {"$schema", "$id"}:
-        raise UnwritableCallError(f"{min(unknown)} of the arguments")
-    required = schema.get("required", ())
-    properties = dict(schema.get("properties", {}))
-    more = schema.get("additionalProperties", True)
+    properties: dict[str, Any] = {}
+    required: dict[str, None] = {}
+    parts = conjuncts(tool.parameters if schema is None else schema, tool.parameters)
+    for part in parts:
+        keywords = part.keys() if isinstance(part, Mapping) else {"false"}
+        if unknown := keywords - _OBJECT_KEYS - ANNOTATIONS - DEFINITIONS:
+            raise UnwritableCallError(f"{min(unknown)} of the arguments")
+        if len(parts) > 1 and part.get("additionalProperties", True) is not True:
+            raise UnwritableCallError("additionalProperties of a part of the arguments")
+        for name, value in part.get("properties", {}).items():
+            properties[name] = {"allOf": [properties[name], value]} if name in properties else value
+        required |= dict.fromkeys(part.get("required", ()))
+    more = parts[0].get("additionalProperties", True) if len(parts) == 1 else True
     for name in required:
-        if name not in properties:
-            properties[name] = more
+        properties.setdefault(name, more)
     return [(name, _as_mapping(value), name in required) for name, value in properties.items()]
+
+
+def _string_options(schema: object, root: object) -> list[list[Mapping[str, Any]]]:
+    """Alternatives of a string's schema: in each, schemas without alternatives that hold together."""
+    options: list[list[Mapping[str, Any]]] = [[]]
+    for part in conjuncts(schema, root):
+        if part is False or "string" not in types({key: value for key, value in part.items() if key == "type"}, root):
+            return []
+        if unknown := part.keys() - _STRING_KEYS - ANNOTATIONS - DEFINITIONS:
+            raise UnwritableCallError(f"{min(unknown)} of a string")
+        plain = {key: value for key, value in part.items() if key not in ("anyOf", "oneOf")}
+        options = [[*option, plain] for option in options]
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in part:
+                inner = [parts for item in part[keyword] for parts in _string_options(item, root)]
+                options = [[*option, *parts] for option in options for parts in inner]
+        if len(options) > _MAX_OPTIONS:
+            raise UnwritableCallError(f"a string of more than {_MAX_OPTIONS} alternatives")
+    return options
 
 
 def call_schema(
@@ -261,7 +301,7 @@ def moved(schema: object, place: str) -> Any:
         elif key == "$ref" and isinstance(value, str) and value.startswith("#"):
             result[key] = place + value[1:]
         # The first two are only meaningful at the root of a document, which this no longer is.
-        elif key not in ("$id", "$schema") and key not in _ANNOTATIONS:
+        elif key not in ("$id", "$schema") and key not in ANNOTATIONS:
             result[key] = value if key in _VALUES else moved(value, place)
     return result
 

@@ -8,14 +8,15 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from jaxis.parsing.json_schema import types
 from jaxis.parsing.text_reader import EndOfTextError, Reading
 from jaxis.parsing.tool_parsers.base import ToolParser
 from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, UnwritableCallError, literal, tool_arguments
 from jaxis.parsing.tool_parsers.json_value import MAX_DEPTH, MalformedCallError, expect, read_json_string, read_literal
 from jaxis.parsing.tool_parsers.tools import FunctionTool
-from jaxis.parsing.tool_parsers.xml_call import value_types
 
 _CLOSINGS = {"{": "}", "[": "]"}
+_VALUE_BEGINNINGS = frozenset('"{[-0123456789tfnTFN')
 _KEY = re.compile(r'[^:,{}\[\]<"\n]+')
 
 
@@ -36,27 +37,30 @@ class Gemma4ToolParser(ToolParser):
 
     @classmethod
     def write_calls(cls, grammar: CallGrammar) -> str:
-        calls = (f"{literal(f'call:{tool.name}')} {cls._write_object(grammar, tool, tool)}" for tool in grammar.tools)
+        calls = (
+            f"{literal(f'call:{tool.name}')} {cls._write_object(grammar, tool, tool.parameters)}"
+            for tool in grammar.tools
+        )
         return f"{grammar.choice(calls)} {grammar.text(cls.closing)}"
 
     @classmethod
     def _write_value(cls, grammar: CallGrammar, tool: FunctionTool, schema: Mapping[str, Any]) -> str:
         """A value; one whose schema is not simple is written as JSON, which models read and write too."""
-        if value_types(schema) == {"string"}:
-            return f"{grammar.text(cls.quote)} {grammar.verbatim_string(schema, cls.quote)}"
+        if types(schema, tool.parameters) == {"string"}:
+            return f"{grammar.text(cls.quote)} {grammar.verbatim_string(tool, schema, cls.quote)}"
         items = schema.get("items")
         if schema.get("type") == "array" and isinstance(items, Mapping) and schema.keys() <= {"type", "items"}:
             item = grammar.rule(cls._write_value(grammar, tool, items))
             return f'"[" ({item} ("," {item})*)? "]"'
         if schema.get("type") == "object" and schema.get("properties"):
             with contextlib.suppress(UnwritableCallError):
-                return cls._write_object(grammar, tool, FunctionTool(tool.name, None, schema))
+                return cls._write_object(grammar, tool, schema)
         return grammar.json_argument(tool, schema)
 
     @classmethod
-    def _write_object(cls, grammar: CallGrammar, tool: FunctionTool, given: FunctionTool) -> str:
+    def _write_object(cls, grammar: CallGrammar, tool: FunctionTool, given: Mapping[str, Any]) -> str:
         members = []
-        for key, schema, is_required in tool_arguments(given):
+        for key, schema, is_required in tool_arguments(tool, given):
             if not _KEY.fullmatch(key) or key != key.strip():
                 raise UnwritableCallError(f"the key {key!r}")
             value = cls._write_value(grammar, tool, schema)
@@ -69,15 +73,20 @@ class Gemma4ToolParser(ToolParser):
         if not (yield from self._reader.take_if("call:")):
             raise MalformedCallError
         name = yield from self._read_name()
-        yield from expect(self._reader, "{", take=False)
+        has_arguments = not (yield from self._reader.comes(self.closing))
+        if has_arguments:
+            yield from expect(self._reader, "{", take=False)
         self._start_call(name)
-        yield from self._read_value(0)
+        if has_arguments:
+            yield from self._read_value(0)
+        else:
+            self._add_arguments("{}")
         self._arguments_done = True
         yield from self._reader.skip_space()
         yield from self._reader.take_if(self.closing)
         self._end_call()
 
-    def _read_value(self, depth: int) -> Reading[None]:
+    def _read_value(self, depth: int, within: str = "") -> Reading[None]:
         first = yield from self._reader.skip_space()
         if not first:
             raise EndOfTextError
@@ -86,13 +95,39 @@ class Gemma4ToolParser(ToolParser):
         elif first == '"':
             self._add_arguments(_quoted((yield from read_json_string(self._reader))))
         elif (yield from self._reader.take_if(self.quote)):
-            self._add_arguments('"')
+            yield from self._read_string(within)
+        else:
+            self._add_arguments((yield from read_literal(self._reader)))
+
+    def _read_string(self, within: str) -> Reading[None]:
+        """Reads a string after its quote, which ends at one that a string in such brackets can end at."""
+        self._add_arguments('"')
+        while True:
             marker = yield from self._reader.until((self.quote,), lambda text: self._add_arguments(_quoted(text)[1:-1]))
             if marker is None:
                 raise EndOfTextError
-            self._add_arguments('"')
-        else:
-            self._add_arguments((yield from read_literal(self._reader)))
+            try:
+                ends = yield from self._reader.ahead(self._follows_string(within))
+            except EndOfTextError:
+                ends = True
+            if ends:
+                break
+            self._add_arguments(_quoted(marker)[1:-1])
+        self._add_arguments('"')
+
+    def _follows_string(self, within: str) -> Reading[bool]:
+        following = yield from self._reader.skip_space()
+        if following != ",":
+            return following in ("", _CLOSINGS[within])
+        self._reader.skip(1)
+        first = yield from self._reader.skip_space()
+        if within == "[":
+            return first in ("", *_VALUE_BEGINNINGS) or (yield from self._reader.comes(self.quote))
+        try:
+            yield from self._read_key()
+        except MalformedCallError:
+            return False
+        return True
 
     def _read_items(self, opening: str, depth: int) -> Reading[None]:
         """Reads an object or an array."""
@@ -110,7 +145,7 @@ class Gemma4ToolParser(ToolParser):
             separator = ", "
             if opening == "{":
                 self._add_arguments(f"{_quoted((yield from self._read_key()))}: ")
-            yield from self._read_value(depth)
+            yield from self._read_value(depth, opening)
         self._reader.skip(1)
         self._add_arguments(closing)
 

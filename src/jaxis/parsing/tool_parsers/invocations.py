@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import ClassVar
 
 from jaxis.parsing.harmony import read_first_recipient, read_header
 from jaxis.parsing.text_reader import EndOfTextError, Reading
@@ -21,47 +20,29 @@ MUSE_NO_TOOLS = (None, "self", "user")
 
 
 class InvocationsToolParser(XMLToolParser):
-    """Strings are written verbatim, other values as JSON.
-
-    Attributes:
-      namespace: Comes before the tags' names.
-    """
+    """Strings are written verbatim, other values as JSON."""
 
     needs_special_tokens = True
-    namespace: ClassVar[str] = ""
 
     @classmethod
     def write_invocation(cls, grammar: CallGrammar, tool: FunctionTool) -> str:
         """A call of a function."""
-        before, end = f'<{cls.namespace}parameter name="', f"</{cls.namespace}parameter>"
-        arguments = cls.write_arguments(grammar, tool, before, '">', end, "\n")
-        begin = grammar.text(f'<{cls.namespace}invoke name="{tool.name}">\n')
-        closing = grammar.text(f"</{cls.namespace}invoke>")
-        return grammar.rule(f"{begin} {arguments} {closing}")
+        begin = grammar.text(f"{cls.call_tags[0]}{tool.name}{cls.call_tags[1]}\n")
+        return grammar.rule(f"{begin} {cls.write_arguments(grammar, tool)} {grammar.text(cls.call_end)}")
 
     def _read_invocations(self) -> Reading[None]:
         """Reads at least one call, up to what follows the last."""
-        opening = f'<{self.namespace}invoke name="'
-        yield from self._expect(opening)
+        yield from self._expect(self.call_tags[0])
         yield from self._read_invocation()
         with contextlib.suppress(EndOfTextError):
             yield from self._reader.skip_space()
-            while (yield from self._reader.take_if(opening)):
+            while (yield from self._reader.take_if(self.call_tags[0])):
                 yield from self._read_invocation()
                 yield from self._reader.skip_space()
 
     def _read_invocation(self) -> Reading[None]:
         """Reads a call from its name on."""
-        name = yield from self._read_name()
-        yield from self._expect('">')
-        self._begin(name)
-        yield from self._reader.skip_space()
-        while not (yield from self._reader.take_if(f"</{self.namespace}invoke>")):
-            yield from self._expect(f'<{self.namespace}parameter name="')
-            key = yield from self._read_text('">')
-            yield from self._read_value(key, f"</{self.namespace}parameter>")
-            yield from self._reader.skip_space()
-        self._finish_arguments()
+        yield from self._read_call_from_name()
         self._end_call()
 
 
@@ -71,6 +52,11 @@ class MiniMaxM2ToolParser(InvocationsToolParser):
     openers = call_markers = ("<minimax:tool_call>",)
     dropped = ("</minimax:tool_call>", "[e~[")
     call_opening = "<minimax:tool_call>\n"
+    argument_tags = ('<parameter name="', '">')
+    value_end = "</parameter>"
+    call_tags = ('<invoke name="', '">')
+    call_end = "</invoke>"
+    section_tags = ("<minimax:tool_call>", "</minimax:tool_call>")
 
     @classmethod
     def write_calls(cls, grammar: CallGrammar) -> str:
@@ -89,9 +75,13 @@ class MuseGlimmerToolParser(InvocationsToolParser):
     message to a tool: what reasoning or an answer quotes is none.
     """
 
-    namespace = "atem:"
     openers = (_START,)
     dropped = (*MUSE_ENDS, "</atem:function_calls>")
+    argument_tags = ('<atem:parameter name="', '">')
+    value_end = "</atem:parameter>"
+    call_tags = ('<atem:invoke name="', '">')
+    call_end = "</atem:invoke>"
+    section_tags = ("<atem:function_calls>", "</atem:function_calls>")
     writes_reasoning = True
 
     @classmethod
@@ -125,8 +115,11 @@ class MuseGlimmerToolParser(InvocationsToolParser):
         if header.function in MUSE_NO_TOOLS:
             self._reader.record()
             return
-        yield from self._expect("<atem:function_calls>")
+        yield from self._expect(self.section_tags[0])
         yield from self._read_invocations()
+
+    def _offered_call_begins(self) -> Reading[bool]:
+        return (yield from self._reader.take_if(_START)) or (yield from super()._offered_call_begins())
 
 
 # DeepSeek V3.2: `<｜DSML｜invoke name="f">`, then for each argument `<｜DSML｜parameter name="k"
@@ -142,7 +135,11 @@ class DeepSeekV32ToolParser(InvocationsToolParser):
     needs_special_tokens = True
     openers = ("<｜DSML｜invoke ",)
     dropped = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", "<｜end▁of▁sentence｜>")
-    namespace = "｜DSML｜"
+    argument_tags = ('<｜DSML｜parameter name="', '"')
+    value_end = "</｜DSML｜parameter>"
+    call_tags = ('<｜DSML｜invoke name="', '">')
+    call_end = "</｜DSML｜invoke>"
+    section_tags = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")
     call_opening = "<｜DSML｜function_calls>\n"
 
     @classmethod
@@ -152,24 +149,20 @@ class DeepSeekV32ToolParser(InvocationsToolParser):
         return " ".join((calls, grammar.text("\n</｜DSML｜function_calls>")))
 
     @classmethod
-    def _mark(cls, _after_key: str, is_string: bool) -> str:
+    def _after_name(cls, is_string: bool) -> str:
         return f'" string="{"true" if is_string else "false"}">'
 
     def _read_call(self, _opener: str) -> Reading[None]:
         yield from self._expect('name="')
-        name = yield from self._read_name()
-        yield from self._expect('">')
-        self._begin(name)
-        yield from self._reader.skip_space()
-        while not (yield from self._reader.take_if("</｜DSML｜invoke>")):
-            yield from self._expect('<｜DSML｜parameter name="')
-            key = yield from self._read_text('"')
-            yield from self._expect('string="')
-            is_string = yield from self._reader.take_if("true")
-            if not is_string:
-                yield from self._expect("false")
-            yield from self._expect('">')
-            yield from self._read_value(key, "</｜DSML｜parameter>", is_string=is_string)
-            yield from self._reader.skip_space()
-        self._finish_arguments()
-        self._end_call()
+        yield from self._read_invocation()
+
+    def _read_argument_name(self) -> Reading[str | None]:
+        name = yield from super()._read_argument_name()
+        if not (yield from self._reader.skip_space()):
+            raise EndOfTextError
+        if not (yield from self._reader.take_if('string="')):
+            return None
+        self._is_string = yield from self._reader.take_if("true")
+        if not self._is_string and not (yield from self._reader.take_if("false")):
+            return None
+        return name if (yield from self._reader.take_if('">')) else None

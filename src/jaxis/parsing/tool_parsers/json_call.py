@@ -23,6 +23,7 @@ from jaxis.parsing.tool_parsers.json_value import (
 
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")
+_VALUE_ENDS = (",", "}")
 
 
 class JSONToolParser(ToolParser):
@@ -32,11 +33,13 @@ class JSONToolParser(ToolParser):
       name_key: The key of the function's name.
       arguments_key: The key of its arguments, in the model's own calls.
       ignored_keys: Keys that may come before the arguments and have no meaning.
+      arguments_end: Markers after arguments on their own, beside those that open a call or end a turn.
     """
 
     name_key: ClassVar[str] = "name"
     arguments_key: ClassVar[str] = "arguments"
     ignored_keys: ClassVar[tuple[str, ...]] = ("type",)
+    arguments_end: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def call_schemas(cls, grammar: CallGrammar) -> list[dict[str, Any]]:
@@ -76,11 +79,11 @@ class JSONToolParser(ToolParser):
             elif key not in _ARGUMENTS_KEYS:
                 raise MalformedCallError
             elif name is not None:
-                yield from self._read_arguments(name, call_id)
+                yield from self._read_arguments(name, call_id, _VALUE_ENDS)
             elif (yield from self._opens_object()):
                 arguments = yield from read_json_value(self._reader, lambda _: None)
             else:
-                arguments = yield from self._read_odd_arguments()
+                arguments = yield from self._read_odd_arguments(_VALUE_ENDS)
         self._close_object(name, call_id)
 
     def _close_object(self, name: str | None, call_id: str | None) -> None:
@@ -91,19 +94,30 @@ class JSONToolParser(ToolParser):
             raise MalformedCallError
         self._whole_call(name, call_id, "{}")
 
-    def _read_arguments(self, name: str, call_id: str | None = None) -> Reading[None]:
-        """Reads a call's arguments, and passes them on as they come."""
+    def _read_arguments(self, name: str, call_id: str | None = None, ends: tuple[str, ...] = ()) -> Reading[None]:
+        """Reads a call's arguments, and passes them on as they come.
+
+        Args:
+          name: The function's.
+          call_id: The call's id, if it has one.
+          ends: What follows where there are none; empty is what follows arguments on their own.
+        """
         if (yield from self._opens_object()):
             self._start_call(name, call_id)
             yield from read_json_value(self._reader, self._add_arguments)
             self._arguments_done = True
         else:
-            self._whole_call(name, call_id, (yield from self._read_odd_arguments()))
+            ends = ends or (*self.arguments_end, *self.openers, *self.dropped)
+            self._whole_call(name, call_id, (yield from self._read_odd_arguments(ends)))
 
-    def _read_odd_arguments(self) -> Reading[str]:
-        """Reads arguments that are not an object: a string that contains one, or null for none."""
-        if (yield from self._reader.skip_space()) == '"':
-            return clean_json_object((yield from read_json_string(self._reader)))
+    def _read_odd_arguments(self, ends: tuple[str, ...]) -> Reading[str]:
+        """Reads arguments that are not an object: a string that contains one, or null or nothing for none."""
+        if (yield from self._reader.peek()) == '"':
+            text = yield from read_json_string(self._reader)
+            return clean_json_object(text) if text.strip() not in ("", "null") else "{}"
+        for end in ends:
+            if (yield from self._reader.comes(end)):
+                return "{}"
         if (yield from read_json_value(self._reader, lambda _: None)) != "null":
             raise MalformedCallError
         return "{}"
@@ -315,6 +329,7 @@ class KimiToolParser(JSONToolParser):
     call_markers = ("<|tool_calls_section_begin|>",)
     dropped = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|im_end|>")
     call_opening = "<|tool_calls_section_begin|>"
+    arguments_end = (_CLOSE,)
 
     @classmethod
     def write_calls(cls, grammar: CallGrammar) -> str:
@@ -361,6 +376,7 @@ class DeepSeekToolParser(JSONToolParser):
     dropped = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
     call_markers = ("<｜tool▁calls▁begin｜>",)  # noqa: RUF001
     call_opening = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
+    arguments_end = ("```", _CALLS_CLOSE)
 
     @classmethod
     def write_calls(cls, grammar: CallGrammar) -> str:
@@ -378,7 +394,7 @@ class DeepSeekToolParser(JSONToolParser):
 
     def _read_call(self, _opener: str) -> Reading[None]:
         name = yield from self._read_up_to(_SEPARATOR)
-        fenced = (yield from self._reader.peek()) not in ("{", "")
+        fenced = (yield from self._reader.peek()) not in ("{", "") and not (yield from self._reader.comes(_CALLS_CLOSE))
         if fenced:
             name = yield from self._read_up_to("\n")
             yield from self._reader.skip_space()

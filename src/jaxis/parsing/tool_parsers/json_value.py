@@ -54,7 +54,7 @@ def read_json_value(reader: TextReader, take: Callable[[str], None]) -> Reading[
       MalformedCallError: What comes next is not a JSON value.
       EndOfTextError: The text ends inside the value.
     """
-    scanner = _ValueScanner()
+    scanner = ValueScanner()
     pieces: list[str] = []
     while not scanner.done:
         if scanner.malformed:
@@ -82,7 +82,7 @@ def clean_json_object(text: str) -> str:
       MalformedCallError: It is not a JSON object.
     """
     text = text.strip()
-    clean, count = _ValueScanner().scan(text)
+    clean, count = ValueScanner().scan(text)
     if count < len(text) or not isinstance(load_json(clean), dict):
         raise MalformedCallError
     return clean
@@ -135,16 +135,16 @@ def expect(reader: TextReader, character: str, *, take: bool = True) -> Reading[
         reader.skip(1)
 
 
-class _ValueScanner:
+class ValueScanner:
     """Finds the end of a value by tracking strings and brackets only; `json` validates the value at the end."""
 
     def __init__(self) -> None:
         self.done = False
         self.malformed = False
+        self.in_string = False
         self.begun_literal = False  # a number, true, false or null: ends before a character that is not part of it
         self._begun = False
         self._depth = 0
-        self._in_string = False
         self._escaped = False
 
     def scan(self, text: str) -> tuple[str, int]:
@@ -152,7 +152,7 @@ class _ValueScanner:
         out: list[str] = []
         at = 0
         while at < len(text) and not self.done and not self.malformed:
-            at += self._scan_string(text, at, out) if self._in_string else self._scan_outside(text, at, out)
+            at += self._scan_string(text, at, out) if self.in_string else self._scan_outside(text, at, out)
         return "".join(out), at
 
     def _scan_string(self, text: str, at: int, out: list[str]) -> int:
@@ -165,7 +165,7 @@ class _ValueScanner:
         elif character == "\\":
             self._escaped = True
         elif character == '"':
-            self._in_string = False
+            self.in_string = False
             self.done = self._depth == 0
         elif character < " ":
             out.append(json.dumps(character)[1:-1])
@@ -185,7 +185,7 @@ class _ValueScanner:
             self._depth -= 1
             self.done = self._depth == 0
         elif character == '"':
-            self._in_string = True
+            self.in_string = True
         elif match := _OUTSIDE_STRINGS.match(text, at):
             out.append(match[0])
             return len(match[0])

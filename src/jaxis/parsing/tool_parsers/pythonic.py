@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+from jaxis.parsing.json_schema import conjuncts, type_of, types
 from jaxis.parsing.text_reader import EndOfTextError, Reading, TextReader
 from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, UnwritableCallError, literal, moved, tool_arguments
 from jaxis.parsing.tool_parsers.json_call import JSONToolParser, WholeMessageToolParser
@@ -167,7 +168,7 @@ class PythonicToolParser(JSONToolParser):
     @classmethod
     def _write_value(cls, grammar: CallGrammar, tool: FunctionTool, schema: Mapping[str, Any]) -> str:
         """A literal; one whose schema is not simple is written as JSON, which models read and write too."""
-        schema = moved(schema, "#")  # without annotations
+        schema = moved(_scalar(schema, tool.parameters), "#")  # without annotations
         if "const" in schema or "enum" in schema:
             values = [schema["const"]] if "const" in schema else schema["enum"]
             if schema.keys() - {"type", "const", "enum"} or not all(isinstance(value, _SCALARS) for value in values):
@@ -176,22 +177,22 @@ class PythonicToolParser(JSONToolParser):
             if not fitting:
                 raise UnwritableCallError("an argument that no value fits")
             return grammar.choice(fitting)
-        types = schema.get("type")
-        if isinstance(types, list) and types:
-            return grammar.choice(cls._write_value(grammar, tool, {**schema, "type": kind}) for kind in types)
+        named = schema.get("type")
+        if isinstance(named, list) and named:
+            return grammar.choice(cls._write_value(grammar, tool, {**schema, "type": kind}) for kind in named)
         options = schema.get("anyOf")
         if isinstance(options, list) and schema.keys() == {"anyOf"}:
             return grammar.choice(cls._write_value(grammar, tool, option) for option in options)
-        if schema.keys() == {"type"} and types in ("boolean", "null"):
-            return '("True" | "False")' if types == "boolean" else '"None"'
+        if schema.keys() == {"type"} and named in ("boolean", "null"):
+            return '("True" | "False")' if named == "boolean" else '"None"'
         if schema == {"type": "string"}:
             return grammar.choice((grammar.json(schema), grammar.terminal(_SINGLE_QUOTED)))
         items = schema.get("items")
-        if types == "array" and isinstance(items, Mapping) and schema.keys() <= _ARRAY_KEYS:
+        if named == "array" and isinstance(items, Mapping) and schema.keys() <= _ARRAY_KEYS:
             return cls._write_array(grammar, grammar.rule(cls._write_value(grammar, tool, items)), schema)
-        if types == "object" and schema.get("properties"):
+        if named == "object" and schema.get("properties"):
             with contextlib.suppress(UnwritableCallError):
-                return cls._write_dictionary(grammar, tool, FunctionTool(tool.name, None, schema))
+                return cls._write_dictionary(grammar, tool, schema)
         return grammar.json_argument(tool, schema)
 
     @classmethod
@@ -204,9 +205,9 @@ class PythonicToolParser(JSONToolParser):
         return f'"[" {items}{"" if low else "?"} "]"'
 
     @classmethod
-    def _write_dictionary(cls, grammar: CallGrammar, tool: FunctionTool, given: FunctionTool) -> str:
+    def _write_dictionary(cls, grammar: CallGrammar, tool: FunctionTool, given: Mapping[str, Any]) -> str:
         members = []
-        for key, schema, is_required in tool_arguments(given):
+        for key, schema, is_required in tool_arguments(tool, given):
             value = cls._write_value(grammar, tool, schema)
             name = grammar.choice(_spellings(key))
             members.append((grammar.rule(f'{name} ": " {value}'), is_required))
@@ -249,24 +250,15 @@ class PythonicToolParser(JSONToolParser):
         return keyword
 
 
+def _scalar(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a value without parts as one mapping, if `$ref` or `allOf` leads to one without alternatives."""
+    parts = [part for part in conjuncts(schema, root) if part is not False]
+    is_scalar = len(parts) == 1 and not types(schema, root) & {"array", "object"}
+    return parts[0] if is_scalar and not {"anyOf", "oneOf"} & parts[0].keys() else schema
+
+
 def _has_type(value: object, schema: Mapping[str, Any]) -> bool:
-    types = schema.get("type", [])
-    types = [types] if isinstance(types, str) else types
-    return not types or bool(_types_of(value) & set(types))
-
-
-def _types_of(value: object) -> set[str]:
-    """JSON schema's names for the type of a string, number, boolean or null."""
-    match value:
-        case bool():
-            return {"boolean"}
-        case None:
-            return {"null"}
-        case str():
-            return {"string"}
-        case float() if not value.is_integer():
-            return {"number"}
-    return {"number", "integer"}
+    return type_of(value) in types({"type": schema.get("type")}, schema)
 
 
 def _spellings(value: object) -> Iterable[str]:

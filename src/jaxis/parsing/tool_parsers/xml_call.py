@@ -7,16 +7,15 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from jaxis.parsing.json_schema import ANY_TYPE, property_schema, type_of, types
 from jaxis.parsing.text_reader import EndOfTextError, Reading
-from jaxis.parsing.tool_parsers.base import ToolParser
 from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, literal, tool_arguments
-from jaxis.parsing.tool_parsers.json_value import MalformedCallError, load_json
+from jaxis.parsing.tool_parsers.json_value import MalformedCallError, ValueScanner, load_json
+from jaxis.parsing.tool_parsers.tagged_values import TaggedValueParser
 from jaxis.parsing.tool_parsers.tools import FunctionTool
 
-_JSON_TYPES = {dict: "object", list: "array", str: "string", int: "integer", float: "number", bool: "boolean"}
 
-
-class XMLToolParser(ToolParser):
+class XMLToolParser(TaggedValueParser):
     """Converts such arguments to one JSON object, with the types that the function's schema gives.
 
     Attributes:
@@ -24,40 +23,41 @@ class XMLToolParser(ToolParser):
     """
 
     values_on_own_lines: ClassVar[bool] = False
+    _is_string: bool | None = None  # of the next value, if its tag says so; None consults the schema
 
     @classmethod
-    def write_arguments(
-        cls, grammar: CallGrammar, tool: FunctionTool, before_key: str, after_key: str, end: str, after_value: str
-    ) -> str:
-        """All of a function's arguments, those that are optional or not; the strings are what stands around each.
+    def write_arguments(cls, grammar: CallGrammar, tool: FunctionTool) -> str:
+        """All of a function's arguments, each on a line, those that are optional or not.
 
         A string is written verbatim, anything else as JSON, which is how a value is read that may be either.
         """
         arguments: list[tuple[str, bool]] = []
+        end_of_line = "\n"
         for key, schema, is_required in tool_arguments(tool):
-            is_string = value_types(schema) == {"string"}
+            is_string = types(schema, tool.parameters) == {"string"}
             line_break = "\n" if cls.values_on_own_lines else ""
-            before = f"{grammar.text(before_key)} {literal(key)}"
-            before = f"{before} {grammar.text(cls._mark(after_key, is_string) + line_break)}"
+            before = f"{grammar.text(cls.argument_tags[0])} {literal(key)}"
+            before = f"{before} {grammar.text(cls._after_name(is_string) + line_break)}"
             if is_string:
-                value = grammar.verbatim_string(schema, end, break_before_end=cls.values_on_own_lines)
+                value = grammar.verbatim_string(tool, schema, cls.value_end, break_before_end=cls.values_on_own_lines)
             else:
-                value = f"{grammar.json_argument(tool, schema)} {grammar.text(line_break + end)}"
-            arguments.append((grammar.rule(f"{before} {value} {grammar.text(after_value)}"), is_required))
+                value = f"{grammar.json_argument(tool, schema)} {grammar.text(line_break + cls.value_end)}"
+            arguments.append((grammar.rule(f"{before} {value} {grammar.text(end_of_line)}"), is_required))
         return " ".join(rule if is_required else f"{rule}?" for rule, is_required in arguments)
 
     @classmethod
-    def _mark(cls, after_key: str, _is_string: bool) -> str:
-        """What comes between key and value, where it says whether the value is a string."""
-        return after_key
+    def _after_name(cls, _is_string: bool) -> str:
+        """What comes between an argument's name and its value."""
+        return cls.argument_tags[1]
 
-    def _begin(self, name: str) -> None:
-        self._start_call(name)
-        self._name = name
-        self._num_arguments = 0
-
-    def _finish_arguments(self) -> None:
-        self._add_arguments("}" if self._num_arguments else "{}")
+    def _read_call_from_name(self) -> Reading[None]:
+        """Reads a call from its name on, up to and with the tag that closes it."""
+        name = yield from self._read_name()
+        if self.call_tags[1]:
+            yield from self._expect(self.call_tags[1])
+        yield from self._begin(name)
+        yield from self._read_arguments()
+        self._add_arguments("}" if self._given else "{}")
         self._arguments_done = True
 
     def _expect(self, literal: str) -> Reading[None]:
@@ -67,38 +67,32 @@ class XMLToolParser(ToolParser):
         if not (yield from self._reader.take_if(literal)):
             raise MalformedCallError
 
-    def _read_text(self, end: str) -> Reading[str]:
-        """Reads up to `end`; returns the text, stripped."""
-        pieces: list[str] = []
-        if (yield from self._reader.until((end,), pieces.append)) is None:
-            raise EndOfTextError
-        return "".join(pieces).strip()
-
-    def _read_value(self, key: str, end: str, *, is_string: bool | None = None) -> Reading[None]:
-        """Reads an argument's value up to `end`.
-
-        Args:
-          key: The argument's name.
-          end: The marker that closes the value.
-          is_string: Whether the value is a string, if the format says so; None consults the schema.
-        """
-        types = value_types(self._schema(key))
-        self._add_arguments(f"{', ' if self._num_arguments else '{'}{json.dumps(key, ensure_ascii=False)}: ")
-        self._num_arguments += 1
-        if is_string or (is_string is None and types == {"string"}):
+    def _read_value(self, key: str) -> Reading[None]:
+        schema = property_schema(self._parameters, key, self._parameters)
+        allowed = types(schema, self._parameters)
+        self._add_arguments(f"{', ' if self._given else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+        self._given.append(key)
+        if self._is_string or (self._is_string is None and allowed == {"string"}):
             self._add_arguments('"')
-            yield from self._read_string(end)
+            yield from self._read_string()
             self._add_arguments('"')
             return
-        pieces: list[str] = []
-        if (yield from self._reader.until((end,), pieces.append)) is None:
-            raise EndOfTextError
+        pieces, scanner, num_scanned = [""], ValueScanner(), 0
+
+        def in_string() -> bool:
+            nonlocal num_scanned
+            text = "".join(pieces[num_scanned:])
+            scanner.scan(text if num_scanned else text.lstrip())
+            num_scanned = len(pieces)
+            return scanner.in_string
+
+        yield from self._read_value_text(pieces.append, in_string)
         text = "".join(pieces)
         if self.values_on_own_lines:
             text = text.removeprefix("\n").removesuffix("\n")
-        self._add_arguments(_json_value(text, types))
+        self._add_arguments(_json_value(text, allowed))
 
-    def _read_string(self, end: str) -> Reading[None]:
+    def _read_string(self) -> Reading[None]:
         """Passes a string on as it arrives, minus the line breaks around it."""
         held = ""
 
@@ -110,47 +104,29 @@ class XMLToolParser(ToolParser):
 
         if self.values_on_own_lines:
             yield from self._reader.take_if("\n")
-        if (yield from self._reader.until((end,), take)) is None:
-            raise EndOfTextError
+        yield from self._read_value_text(take)
 
-    def _schema(self, key: str) -> Mapping[str, Any]:
+    @property
+    def _parameters(self) -> Mapping[str, Any]:
         tool = self._tools.get(self._name)
-        schema = tool.parameters.get("properties", {}).get(key) if tool else None
-        return schema if isinstance(schema, Mapping) else {}
+        return tool.parameters if tool else {}
 
 
 def _escape(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def value_types(schema: Mapping[str, Any]) -> set[str]:
-    """The JSON types that a schema allows; empty if it does not say."""
-    if isinstance(kind := schema.get("type"), str):
-        return {kind}
-    if isinstance(kind, list):
-        return {name for name in kind if isinstance(name, str)}
-    if isinstance(values := schema.get("enum"), list):
-        return {_JSON_TYPES.get(type(value), "null") for value in values}
-    options = schema.get("anyOf") or schema.get("oneOf")
-    if not isinstance(options, list):
-        return set()
-    types = [value_types(option) if isinstance(option, Mapping) else set() for option in options]
-    return set().union(*types) if all(types) else set()
-
-
-def _json_value(text: str, types: set[str]) -> str:
+def _json_value(text: str, allowed: frozenset[str]) -> str:
     """The value as JSON: unchanged if it is JSON of an allowed type, else as a string."""
     value_text = text.strip()
-    if value_text == "None" and "null" in types:
+    if value_text == "None" and "null" in allowed != ANY_TYPE:
         return "null"  # as templates write it that do not say how to write values
     try:
         value = load_json(value_text)
     except MalformedCallError:
-        python_value = _json_of_python(value_text) if types and "string" not in types else None
+        python_value = _json_of_python(value_text) if "string" not in allowed else None
         return json.dumps(text, ensure_ascii=False) if python_value is None else python_value
-    kind = _JSON_TYPES.get(type(value), "null")
-    allowed = not types or "string" not in types or kind in types or (kind == "integer" and "number" in types)
-    return value_text if allowed else json.dumps(text, ensure_ascii=False)
+    return value_text if "string" not in allowed or type_of(value) in allowed else json.dumps(text, ensure_ascii=False)
 
 
 def _json_of_python(text: str) -> str | None:
@@ -173,16 +149,17 @@ class Qwen3CoderToolParser(XMLToolParser):
     """Qwen 3 Coder, Qwen 3.5 to 3.8, Nemotron 3, Step 3.5, MiMo V2. The tags are not special tokens.
 
     The model sometimes forgets `<tool_call>`.
-
-    Attributes:
-      closing: The tag after the function.
     """
 
     openers = ("<tool_call>", _FUNCTION)
     call_markers = ("<tool_call>",)
     call_opening = "<tool_call>\n"
     call_separator = "\n"
-    closing: ClassVar[str] = "</tool_call>"
+    argument_tags = ("<parameter=", ">")
+    value_end = "</parameter>"
+    call_tags = (_FUNCTION, ">")
+    call_end = "</function>"
+    section_tags = ("<tool_call>", "</tool_call>")
     values_on_own_lines = True
 
     @classmethod
@@ -197,26 +174,18 @@ class Qwen3CoderToolParser(XMLToolParser):
     def _write_functions(cls, grammar: CallGrammar, before_name: str) -> str:
         calls = []
         for tool in grammar.tools:
-            arguments = cls.write_arguments(grammar, tool, "<parameter=", ">", "</parameter>", "\n")
-            begin, end = f"{before_name}{tool.name}>\n", f"</function>\n{cls.closing}"
+            begin, end = f"{before_name}{tool.name}>\n", f"{cls.call_end}\n{cls.section_tags[1]}"
+            arguments = cls.write_arguments(grammar, tool)
             calls.append(grammar.rule(f"{grammar.text(begin)} {arguments} {grammar.text(end)}"))
         return grammar.choice(calls)
 
     def _read_call(self, opener: str) -> Reading[None]:
-        if opener != _FUNCTION:
+        self._in_section = opener != _FUNCTION
+        if self._in_section:
             yield from self._expect(_FUNCTION)
-        name = yield from self._read_name()
-        yield from self._expect(">")
-        self._begin(name)
+        yield from self._read_call_from_name()
         yield from self._reader.skip_space()
-        while not (yield from self._reader.take_if("</function>")):
-            yield from self._expect("<parameter=")
-            key = yield from self._read_text(">")
-            yield from self._read_value(key, "</parameter>")
-            yield from self._reader.skip_space()
-        self._finish_arguments()
-        yield from self._reader.skip_space()
-        yield from self._reader.take_if(self.closing)
+        yield from self._reader.take_if(self.section_tags[1])
         self._end_call()
 
 
@@ -228,7 +197,7 @@ class SeedOssToolParser(Qwen3CoderToolParser):
     call_markers = ("<seed:tool_call>",)
     dropped = ("<seed:eos>",)
     call_opening = "<seed:tool_call>\n"
-    closing = "</seed:tool_call>"
+    section_tags = ("<seed:tool_call>", "</seed:tool_call>")
     values_on_own_lines = False
 
 
@@ -243,29 +212,35 @@ class GLMToolParser(XMLToolParser):
     dropped = ("<|observation|>", "<|user|>", "<|endoftext|>")
     call_opening = "<tool_call>"
     call_separator = "\n"
+    argument_tags = ("<arg_key>", "</arg_key>")
+    value_end = "</arg_value>"
+    call_tags = ("<tool_call>", "")
+    call_end = "</tool_call>"
 
     @classmethod
     def write_calls(cls, grammar: CallGrammar) -> str:
-        calls = []
-        for tool in grammar.tools:
-            arguments = cls.write_arguments(grammar, tool, "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "\n")
-            begin, end = f"{tool.name}\n", "</tool_call>"
-            calls.append(grammar.rule(f"{grammar.text(begin)} {arguments} {grammar.text(end)}"))
-        return grammar.choice(calls)
+        return grammar.choice(cls._write_call(grammar, tool) for tool in grammar.tools)
+
+    @classmethod
+    def _write_call(cls, grammar: CallGrammar, tool: FunctionTool) -> str:
+        """A call from its name on."""
+        begin = grammar.text(f"{tool.name}{cls.call_tags[1]}\n")
+        return grammar.rule(f"{begin} {cls.write_arguments(grammar, tool)} {grammar.text(cls.call_end)}")
+
+    @classmethod
+    def _after_name(cls, _is_string: bool) -> str:
+        return "</arg_key>\n<arg_value>"
 
     def _read_call(self, _opener: str) -> Reading[None]:
-        self._begin((yield from self._read_function_name()))
-        while not (yield from self._reader.take_if("</tool_call>")):
-            yield from self._expect("<arg_key>")
-            key = yield from self._read_text("</arg_key>")
-            yield from self._expect("<arg_value>")
-            yield from self._read_value(key, "</arg_value>")
-            yield from self._reader.skip_space()
-        self._finish_arguments()
+        self._in_section = False
+        yield from self._read_call_from_name()
         self._end_call()
 
-    def _read_function_name(self) -> Reading[str]:
-        return (yield from self._read_name())
+    def _read_argument_name(self) -> Reading[str | None]:
+        name = yield from super()._read_argument_name()
+        if not (yield from self._reader.skip_space()):
+            raise EndOfTextError
+        return name if (yield from self._reader.take_if("<arg_value>")) else None
 
 
 class HunyuanV3ToolParser(GLMToolParser):
@@ -274,18 +249,10 @@ class HunyuanV3ToolParser(GLMToolParser):
     dropped = ("<tool_calls>", "</tool_calls>")
     call_markers = ("<tool_calls>",)
     call_opening = "<tool_calls>\n"
+    call_tags = ("<tool_call>", "<tool_sep>")
 
     @classmethod
     def write_calls(cls, grammar: CallGrammar) -> str:
-        calls = []
-        for tool in grammar.tools:
-            arguments = cls.write_arguments(grammar, tool, "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "\n")
-            begin, end = f"<tool_call>{tool.name}<tool_sep>\n", "</tool_call>\n"
-            calls.append(grammar.rule(f"{grammar.text(begin)} {arguments} {grammar.text(end)}"))
-        return f"{grammar.repeated(grammar.choice(calls))} {grammar.text('</tool_calls>')}"
-
-    def _read_function_name(self) -> Reading[str]:
-        name = yield from self._read_name()
-        yield from self._expect("<tool_sep>")
-        yield from self._reader.skip_space()
-        return name
+        begin, end = grammar.text("<tool_call>"), literal("\n")
+        calls = grammar.choice(f"{begin} {cls._write_call(grammar, tool)} {end}" for tool in grammar.tools)
+        return f"{grammar.repeated(calls)} {grammar.text('</tool_calls>')}"
