@@ -45,7 +45,7 @@ TEXT = {"properties": {"path": {"type": "string"}, "content": {"type": "string"}
 
 
 def parse(name, text, schema=None):
-    """The calls of a text, which are the same at every cut; nothing that a stream sends is taken back."""
+    """The calls of an answer, which are the same at every cut; nothing that a stream sends is taken back."""
     tools = [FunctionTool("f", parameters={"type": "object", **(schema or {})}), FunctionTool("g")]
     outputs = []
     for size in (len(text), 1, 7, *range(-len(text) + 1, 0, 9)):
@@ -65,7 +65,7 @@ def written(name, *arguments):
 
 
 def arguments_of(name, text, schema=None):
-    """The arguments of the one call that a text is."""
+    """The arguments of the one call of such an answer."""
     content, [(function, arguments, status)] = parse(name, text, schema or TEXT)
     assert (content.strip(), function, status) == ("", "f", "complete")
     return json.loads(arguments)

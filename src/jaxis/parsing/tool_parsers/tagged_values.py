@@ -75,10 +75,11 @@ class TaggedValueParser(ToolParser):
     def _read_argument_name(self) -> Reading[str | None]:
         """Reads an argument's name and what comes between it and the value; None if that is not there."""
         pieces: list[str] = []
-        marker = yield from self._reader.until((self.argument_tags[1], "\n"), pieces.append)
+        begin, end = self.argument_tags
+        marker = yield from self._reader.until((end, "\n", begin, self.value_end, *self._closings), pieces.append)
         if marker is None:
             raise EndOfTextError
-        return "".join(pieces).strip() or None if marker != "\n" else None
+        return "".join(pieces).strip() or None if marker == end else None
 
     def _read_value_text(
         self, take: Callable[[str], None], in_string: Callable[[], bool] = lambda: False
