@@ -119,11 +119,14 @@ class CallGrammar:
         at = next((index for index, piece in enumerate(pieces) if piece in self._special_tokens), len(pieces))
         return "".join(pieces[:at]), pieces[at:]
 
-    def _up_to(self, text: str, end: str, *, lazy: bool = False) -> str:
-        """Text that matches a terminal's body, and then the end: one lexeme, up to a special token in the end."""
+    def _up_to(self, text: str, end: str, *, lazy: str = "") -> str:
+        """Text that matches a terminal's body, and then the end: one lexeme, up to a special token in the end.
+
+        With `lazy`, a terminal's body of any text with the end, it ends where the end first occurs.
+        """
         before, markers = self._first_marker(end)
         if lazy and not markers:
-            return self.rule(f"/(?s:.*){escape_regex(end)}/", "[lazy]")
+            return self.rule(lazy, "[lazy]")
         lexeme = self.terminal(f"({text}) {literal(before)}" if before else text)
         return " ".join((lexeme, *map(self._piece, markers)))
 
@@ -171,7 +174,13 @@ class CallGrammar:
         return self.json({**moved(schema, "#/$defs/root"), "$defs": {"root": moved(tool.parameters, "#/$defs/root")}})
 
     def verbatim_string(
-        self, tool: FunctionTool, schema: Mapping[str, Any], end: str, *, break_before_end: bool = False
+        self,
+        tool: FunctionTool,
+        schema: Mapping[str, Any],
+        end: str,
+        *,
+        break_before_end: bool = False,
+        without: Sequence[str] = (),
     ) -> str:
         """A string without quotes or escapes, up to and with the end, which it cannot contain.
 
@@ -180,18 +189,21 @@ class CallGrammar:
           schema: Of the string; its `format` has no effect.
           end: The marker after it.
           break_before_end: Whether a line break before the end is not part of the string.
+          without: Other markers that it cannot contain, unless its length or pattern is limited.
 
         Raises:
           UnwritableCallError: The schema has a keyword that is not looked at here.
         """
         last = "\n" + end if break_before_end else end
-        options = [self._verbatim_option(parts, end, last) for parts in _string_options(schema, tool.parameters)]
+        without = [end, *(marker for marker in without if not self.first_marker(marker))]
+        options = [self._verbatim_option(parts, without, last) for parts in _string_options(schema, tool.parameters)]
         if not any(options):
             raise UnwritableCallError("a string that no value fits")
         return self.choice(option for option in options if option)
 
-    def _verbatim_option(self, parts: Sequence[Mapping[str, Any]], end: str, last: str) -> str:
-        """A string that is valid under all of these schemas; empty if there is none."""
+    def _verbatim_option(self, parts: Sequence[Mapping[str, Any]], without: Sequence[str], last: str) -> str:
+        """A string that is valid under all of these schemas, and its end; empty if there is none."""
+        end = without[0]
         low = max((part.get("minLength", 0) for part in parts), default=0)
         high = min((part["maxLength"] for part in parts if "maxLength" in part), default=None)
         patterns = [part["pattern"] for part in parts if "pattern" in part]
@@ -203,17 +215,18 @@ class CallGrammar:
                 value
                 for value in values[0]
                 if isinstance(value, str)
-                and end not in value
+                and not any(marker in value for marker in without)
                 and all(value in others for others in values)
                 and low <= len(value) <= (len(value) if high is None else high)
                 and all(re.search(pattern, value) for pattern in patterns)
             ]
             return f"{self.choice(map(literal, strings))} {self.text(last)}" if strings else ""
         if not low and high is None and not patterns:
-            return self._up_to(ANY_TEXT, end, lazy=True)
+            refused = f" & {_without(without[1:])}" if without[1:] else ""
+            return self._up_to(ANY_TEXT + refused, end, lazy=f"/(?s:.*){escape_regex(end)}/{refused}")
         bodies = [f"/(?s:.{{{low},{'' if high is None else high}}})/", *(f"/{_search(it)}/" for it in patterns)]
         if not self.first_marker(end):
-            bodies.append(f"~/(?s:.*){escape_regex(end)}(?s:.*)/")
+            bodies.append(_without([end]))  # the other markers too would be more than the lexer takes
         return self._up_to(" & ".join(bodies), last)
 
 
@@ -337,6 +350,11 @@ def _search(pattern: str) -> str:
     inner = _UNESCAPED_SLASH.sub(lambda match: match[1] or r"\/", inner)
     inner = escape_source(inner, "\\x{%x}")
     return f"{'' if begin else '(?s:.*)'}(?:{inner}){'' if end else '(?s:.*)'}"
+
+
+def _without(markers: Iterable[str]) -> str:
+    """A terminal's body of text in which none of these occurs."""
+    return f"~/(?s:.*)({'|'.join(map(escape_regex, markers))})(?s:.*)/"
 
 
 def _as_mapping(schema: object) -> Mapping[str, Any]:

@@ -33,13 +33,18 @@ class XMLToolParser(TaggedValueParser):
         """
         arguments: list[tuple[str, bool]] = []
         end_of_line = "\n"
-        for key, schema, is_required in tool_arguments(tool):
+        given = tool_arguments(tool)
+        beginnings = {key: f"{cls.argument_tags[0]}{key}{cls.argument_tags[1]}" for key, *_ in given}
+        for key, schema, is_required in given:
             is_string = types(schema, tool.parameters) == {"string"}
             line_break = "\n" if cls.values_on_own_lines else ""
             before = f"{grammar.text(cls.argument_tags[0])} {literal(key)}"
             before = f"{before} {grammar.text(cls._after_name(is_string) + line_break)}"
             if is_string:
-                value = grammar.verbatim_string(tool, schema, cls.value_end, break_before_end=cls.values_on_own_lines)
+                others = [beginning for name, beginning in beginnings.items() if name != key]
+                value = grammar.verbatim_string(
+                    tool, schema, cls.value_end, break_before_end=cls.values_on_own_lines, without=others
+                )
             else:
                 value = f"{grammar.json_argument(tool, schema)} {grammar.text(line_break + cls.value_end)}"
             arguments.append((grammar.rule(f"{before} {value} {grammar.text(end_of_line)}"), is_required))
