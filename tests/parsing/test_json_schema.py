@@ -5,7 +5,7 @@ import random
 import jsonschema
 import pytest
 
-from jaxis.parsing.json_schema import ANY_TYPE, property_schema, resolved, type_of, types
+from jaxis.parsing.json_schema import ANY_TYPE, admits, property_schema, resolved, type_of, types
 
 VALUES = [None, True, False, 0, 3, -2.0, 0.5, 1e300, "", "1", "true", [], [1], {}, {"a": 1}]
 DEFINITIONS = {
@@ -82,6 +82,22 @@ def test_types_are_those_of_the_valid_values():
         if "enum" not in str(root) and "const" not in str(root) and "oneOf" not in str(root):
             assert allowed == valid, root
     assert len(seen) > 40
+
+
+def test_values_that_are_valid_are_admitted_and_listed_values_alone():
+    rng, refused = random.Random(1), 0
+    for _ in range(400):
+        root = document(random_schema(rng))
+        validator = jsonschema.Draft202012Validator(root)
+        for value in VALUES:
+            assert admits(root, root, value) or not validator.is_valid(value), (root, value)
+            refused += not admits(root, root, value)
+    assert refused > 1000
+    root = {
+        "$defs": {"a": {"anyOf": [{"enum": ["1", True]}, {"const": 2}, {"$ref": "#/$defs/a"}]}},
+        "$ref": "#/$defs/a",
+    }
+    assert [value for value in ("1", 1, True, "true", 2, "2", 2.0) if admits(root, root, value)] == ["1", True, 2, 2.0]
 
 
 def test_a_reference_is_what_it_leads_to():

@@ -86,6 +86,8 @@ SCHEMAS = {
     "oneOf of const": ({"properties": {"x": {"oneOf": [{"const": "1"}, {"const": "null"}]}}}, "null", "null"),
     "enum": ({"properties": {"x": {"$ref": "#/$defs/Unit"}}}, "null", "null"),
     "not": ({"properties": {"x": {"$ref": "#/$defs/Any", "not": {"type": "null"}}}}, "null", "null"),
+    "listed string": ({"properties": {"x": {"enum": ["1", 2]}}}, "1", "1"),
+    "listed number": ({"properties": {"x": {"anyOf": [{"const": "1"}, {"const": 2}]}}}, "2", 2),
     "JSON": ({"properties": {"x": STRING}}, '{"a": 1}', '{"a": 1}'),
     "integer": ({"properties": {"x": {"allOf": [{"type": "number"}, {"type": ["integer", "string"]}]}}}, "1", 1),
     "root": ({"$ref": "#/$defs/Args"}, "1", "1"),

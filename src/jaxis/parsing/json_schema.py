@@ -62,7 +62,7 @@ def conjuncts(schema: object, root: object) -> list[Any]:
       root: The document that references are relative to.
     """
     found: list[Any] = []
-    seen: set[int] = set()
+    seen: dict[int, object] = {}  # by id, and kept, so that no other gets it
     left = [schema]
     while left:
         part = resolved(left.pop(), root)
@@ -72,7 +72,7 @@ def conjuncts(schema: object, root: object) -> list[Any]:
         if isinstance(inner := part.get("allOf"), list):
             if id(inner) in seen:
                 continue
-            seen.add(id(inner))
+            seen[id(inner)] = inner
             left += reversed(inner)
             part = {key: value for key, value in part.items() if key != "allOf"}
         if part.keys() - ANNOTATIONS - DEFINITIONS:
@@ -94,6 +94,38 @@ def type_of(value: object) -> str:
         case str():
             return "string"
     return "array" if isinstance(value, list) else "object"
+
+
+def admits(schema: object, root: object, value: object) -> bool:
+    """Whether a value read from JSON is of a type that a schema allows, and one of those that it lists, if it does.
+
+    Args:
+      schema: A mapping or a boolean.
+      root: The document that references are relative to.
+      value: The value; its parts are not looked at, nor other keywords.
+    """
+    return _admits(schema, root, value, {})
+
+
+def _admits(schema: object, root: object, value: object, known: dict[int, bool]) -> bool:
+    if not isinstance(schema, Mapping):
+        return schema is not False
+    if id(schema) not in known:
+        known[id(schema)] = False
+        parts = conjuncts(schema, root)
+        known[id(schema)] = all(part is not False and _part_admits(part, root, value, known) for part in parts)
+    return known[id(schema)]
+
+
+def _part_admits(schema: Mapping[str, Any], root: object, value: object, known: dict[int, bool]) -> bool:
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(listed, list) and not any(type_of(item) == type_of(value) and item == value for item in listed):
+        return False
+    for keyword in ("anyOf", "oneOf"):
+        options = schema.get(keyword)
+        if isinstance(options, list) and not any(_admits(option, root, value, known) for option in options):
+            return False
+    return type_of(value) in types(schema, root)
 
 
 def property_schema(schema: object, key: str, root: object) -> Mapping[str, Any] | bool | None:

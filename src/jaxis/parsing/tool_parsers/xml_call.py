@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from jaxis.parsing.json_schema import ANY_TYPE, property_schema, type_of, types
+from jaxis.parsing.json_schema import ANY_TYPE, admits, property_schema, types
 from jaxis.parsing.text_reader import EndOfTextError, Reading
 from jaxis.parsing.tool_parsers.call_grammar import CallGrammar, literal, tool_arguments
 from jaxis.parsing.tool_parsers.json_value import MalformedCallError, ValueScanner, load_json
@@ -95,7 +95,7 @@ class XMLToolParser(TaggedValueParser):
         text = "".join(pieces)
         if self.values_on_own_lines:
             text = text.removeprefix("\n").removesuffix("\n")
-        self._add_arguments(_json_value(text, allowed))
+        self._add_arguments(_json_value(text, allowed, lambda value: admits(schema, self._parameters, value)))
 
     def _read_string(self) -> Reading[None]:
         """Passes a string on as it arrives, minus the line breaks around it."""
@@ -121,8 +121,8 @@ def _escape(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _json_value(text: str, allowed: frozenset[str]) -> str:
-    """The value as JSON: unchanged if it is JSON of an allowed type, else as a string."""
+def _json_value(text: str, allowed: frozenset[str], is_admitted: Callable[[object], bool]) -> str:
+    """The value as JSON: unchanged if it is JSON that the schema admits, or the schema admits no such string."""
     value_text = text.strip()
     if value_text == "None" and "null" in allowed != ANY_TYPE:
         return "null"  # as templates write it that do not say how to write values
@@ -131,7 +131,7 @@ def _json_value(text: str, allowed: frozenset[str]) -> str:
     except MalformedCallError:
         python_value = _json_of_python(value_text) if "string" not in allowed else None
         return json.dumps(text, ensure_ascii=False) if python_value is None else python_value
-    return value_text if "string" not in allowed or type_of(value) in allowed else json.dumps(text, ensure_ascii=False)
+    return value_text if is_admitted(value) or not is_admitted(text) else json.dumps(text, ensure_ascii=False)
 
 
 def _json_of_python(text: str) -> str | None:
