@@ -77,13 +77,15 @@ def texts(value):
 
 def cannot_be_told(form, key, value):
     """Whether a format without escapes has two readings of a string: it holds its own closing tag, and behind that
-    what follows one; or the beginning of another argument of the function.
+    what follows one; or the beginning of another argument of the function; or is null where that is allowed too.
     """
     parser = get_tool_parser(form.tool)
     if quote := getattr(parser, "quote", None):
         return re.search(rf"{re.escape(quote)}\s*[,}}\]]", value) is not None
     if not issubclass(parser, TaggedValueParser) or (key in ("lines", "limits") and form.tool != "seed_oss"):
         return False
+    if key == "note" and value.strip() in ("null", "None"):
+        return True
     closings = [parser.call_end, *parser.section_tags[1:], *parser.dropped]
     following = [parser.argument_tags[0], parser.call_tags[0], *parser.section_tags, *closings]
     after = "|".join(map(re.escape, following))

@@ -6,6 +6,8 @@ difference where the text is cut.
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
@@ -147,10 +149,9 @@ class TextReader:
           The marker, which is taken; None if the text ends without one.
         """
         while True:
-            text = self._text[self._position :]
-            end, marker = _find(text, markers, self._closed)
-            if end:
-                take(self.skip(end))
+            end, marker = _find(self._text, self._position, markers, self._closed)
+            if end > self._position:
+                take(self.skip(end - self._position))
             if marker is not None:
                 return self.skip(len(marker))
             if self._closed:
@@ -158,15 +159,20 @@ class TextReader:
             yield
 
 
-def _find(text: str, markers: tuple[str, ...], closed: bool) -> tuple[int, str | None]:
+def _find(text: str, begin: int, markers: tuple[str, ...], closed: bool) -> tuple[int, str | None]:
     """The position of the first marker, and the marker; or how much of the text certainly precedes any marker."""
-    found = min(((at, i) for i, marker in enumerate(markers) if (at := text.find(marker)) >= 0), default=None)
-    end = len(text) if found is None else found[0]
-    if not closed:
-        # A marker of which only a part has arrived may begin before the one found, or be listed before it.
-        for i, marker in enumerate(markers):
-            for at in range(max(0, len(text) - len(marker) + 1), min(end + 1, len(text))):
-                if marker.startswith(text[at:]) and (found is None or (at, i) < found):
-                    end, found = at, None
-                    break
-    return end, None if found is None else markers[found[1]]
+    found = _pattern(markers).search(text, begin) if markers else None
+    end = found.start() if found else len(text)
+    if closed:
+        return end, found and found[0]
+    # A marker of which only a part has arrived may begin before the one found, or be listed before it.
+    for at in range(max(begin, len(text) - max(map(len, markers), default=0) + 1), min(end + 1, len(text))):
+        earlier = markers[: markers.index(found[0])] if found and at == end else markers
+        if any(len(marker) > len(text) - at and marker.startswith(text[at:]) for marker in earlier):
+            return at, None
+    return end, found and found[0]
+
+
+@functools.lru_cache(maxsize=256)
+def _pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, markers)))

@@ -115,7 +115,8 @@ class TaggedValueParser(ToolParser):
             if marker is None:
                 raise EndOfTextError
             take(marker)
-            take(self._reader.skip(len((yield from self._reader.available())[:1])))
+            yield from self._reader.peek()
+            take(self._reader.skip(1))
         take(marker)
         return marker == '"' and (yield from self._reader.skip_space()) in (",", ":", "]", "}")
 
