@@ -3,7 +3,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxis.tokenizer import IncrementalDetokenizer, Tokenizer
+from jaxis.tokenizer import IncrementalDetokenizer, Tokenizer, TokenPlaces
 from tests.support.tokenizer_families import BYTE_LEVEL_FAMILIES, FAMILIES, TEXTS
 
 # Text in which multi-byte characters, joined emoji, combining marks and white space are frequent.
@@ -228,3 +228,23 @@ def test_tokens_are_looked_up_and_not_decoded_again(load_pair, monkeypatch):
     for token_id in token_ids:
         detokenizer.update([token_id])
     assert len(calls) <= len(set(token_ids)) + 4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=120, deadline=None)
+@given(
+    text=st.lists(st.sampled_from(["a", " ", " the cat", "é", "e\u0301", "東京", "😀"])).map("".join),
+    cut=st.integers(0, 60),
+)
+def test_a_token_begins_where_the_text_before_it_ends(load_pair, family, text, cut):
+    """Also behind a prompt, which may end inside a character."""
+    ours, theirs = load_pair(family)
+    ids = encode(ours, text)
+    prefixes = [theirs.decode(ids[:i], skip_special_tokens=False) for i in range(len(ids) + 1)]
+    places, before = TokenPlaces(ours, skip_special_tokens=False).add(ids[:cut])
+    rest = TokenPlaces(ours, ids[:cut], skip_special_tokens=False, start=len(before))
+    more_places, after = rest.add(ids[cut:])
+    assert before + after == prefixes[-1]
+    # transformers turns all of a run of byte tokens into U+FFFD where the last is a part of a character.
+    whole = [len(prefix.rstrip("\ufffd")) for prefix in prefixes[:-1]]
+    assert places + more_places == [max(whole[: i + 1]) for i in range(len(ids))]

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from jaxis.errors import CheckpointError, RequestError
 from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer.config import TokenizerConfig
 from tests.support.tokenizer_families import FAMILIES, LEADING_SPACE_OR_INNER_SPECIAL, METASPACE_FAMILIES, TEXTS
 
 
@@ -244,3 +245,14 @@ def test_importing_and_using_it_loads_neither_torch_nor_transformers_nor_jax(fam
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("the cat\n", "")
+
+
+def test_places_of_tokens_have_the_white_space_that_post_processors_trim(load_pair):
+    tokenizer, _ = load_pair("llama3")
+    values = json.loads(tokenizer.to_json())
+    values["post_processor"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    trimming = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(values)), TokenizerConfig())
+    text = " the cat  reads\n\n é x "
+    assert [start for start, _ in trimming.encode_with_places(text)[1]] == [
+        start for start, _ in tokenizer.encode_with_places(text)[1]
+    ]

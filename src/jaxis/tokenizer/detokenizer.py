@@ -33,20 +33,13 @@ class IncrementalDetokenizer:
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._reader = _TokenReader(tokenizer, prompt_token_ids, skip_special_tokens)
         self._stop = [text for text in stop if text]
         self._include_stop = include_stop_str_in_output
         self.stop_hit: str | None = None
         self._decided: list[str] = []
         self._num_sent = 0
         self._held = ""  # the end of the text while it may be the start of a stop string
-
-        # Buffers the bytes of an incomplete character.
-        self._utf8 = tokenizer.utf8_decoder()
-        prompt_end = self._end_of_prompt(prompt_token_ids)
-        self._at_start = not prompt_end
-        self._utf8.decode(prompt_end)
 
     @property
     def text(self) -> str:
@@ -64,7 +57,7 @@ class IncrementalDetokenizer:
           The stop string that has been hit, or None.
         """
         if self.stop_hit is None:
-            text = self._utf8.decode(b"".join([self._bytes_of(token_id) for token_id in new_token_ids]))
+            text = self._reader.text_of(new_token_ids)
             if may_stop and self._stop:
                 self._append(text)
             else:
@@ -80,29 +73,9 @@ class IncrementalDetokenizer:
     def finish(self) -> None:
         """Ends the text when no token will follow: an incomplete character becomes U+FFFD."""
         if self.stop_hit is None:
-            self._append(self._utf8.decode(b"", final=True))
+            self._append(self._reader.end())
             self._decided.append(self._held)
             self._held = ""
-
-    def _bytes_of(self, token_id: int) -> bytes:
-        if token_id in self._skipped:
-            return b""
-        data = self._tokenizer.token_bytes(token_id)
-        if self._at_start and data:
-            self._at_start = False
-            if _is_text(data):  # a decoder may drop the leading space at the start of a string
-                return self._tokenizer.decode([token_id], skip_special_tokens=False).encode("utf-8")
-        return data
-
-    def _end_of_prompt(self, prompt_token_ids: Sequence[int]) -> bytes:
-        """The prompt's last bytes, enough to hold any character begun there; empty if the prompt has no text."""
-        data = b""
-        for token_id in reversed(prompt_token_ids):
-            if len(data) >= _MAX_CHARACTER_BYTES:
-                break
-            if token_id not in self._skipped:
-                data = self._tokenizer.token_bytes(token_id) + data
-        return data
 
     def _append(self, text: str) -> None:
         text = self._held + text
@@ -123,6 +96,96 @@ class IncrementalDetokenizer:
                     longest = length
                     break
         return longest
+
+
+class TokenPlaces:
+    """Finds where tokens begin in the text that they give.
+
+    A token that goes on with a character begins where the character does, and one without text where the next begins.
+
+    Args:
+      tokenizer: The tokens' own.
+      prompt_token_ids: Tokens before them.
+      skip_special_tokens: Special tokens give no text.
+      start: Characters of the text that is before them.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        start: int = 0,
+    ) -> None:
+        self._reader = _TokenReader(tokenizer, prompt_token_ids, skip_special_tokens)
+        self._num_characters = start
+
+    def add(self, token_ids: Sequence[int]) -> tuple[list[int], str]:
+        """Takes the next tokens.
+
+        Returns:
+          The number of characters before each, and the text that they add, without an incomplete character.
+        """
+        places, texts = [], []
+        for token_id in token_ids:
+            data = self._reader.bytes_of(token_id)
+            # The first byte tells which character the token begins in: the incomplete one, or the one it completes.
+            first = self._reader.decode(data[:1])
+            is_complete = bool(data) and not self._reader.is_inside_character
+            places.append(self._num_characters + len(first) - is_complete)
+            texts.append(first + self._reader.decode(data[1:]))
+            self._num_characters += len(texts[-1])
+        return places, "".join(texts)
+
+    def end(self) -> str:
+        """The text of an incomplete character that no token will complete."""
+        return self._reader.end()
+
+
+class _TokenReader:
+    """Decodes tokens behind a prompt; buffers the bytes of an incomplete character, which may begin in the prompt."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._utf8 = tokenizer.utf8_decoder()
+        prompt_end = self._end_of_prompt(prompt_token_ids)
+        self._at_start = not prompt_end
+        self._utf8.decode(prompt_end)
+
+    @property
+    def is_inside_character(self) -> bool:
+        return bool(self._utf8.getstate()[0])
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        return self.decode(b"".join([self.bytes_of(token_id) for token_id in token_ids]))
+
+    def decode(self, data: bytes) -> str:
+        return self._utf8.decode(data)
+
+    def end(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        if token_id in self._skipped:
+            return b""
+        data = self._tokenizer.token_bytes(token_id)
+        if self._at_start and data:
+            self._at_start = False
+            if _is_text(data):  # a decoder may drop the leading space at the start of a string
+                return self._tokenizer.decode([token_id], skip_special_tokens=False).encode("utf-8")
+        return data
+
+    def _end_of_prompt(self, prompt_token_ids: Sequence[int]) -> bytes:
+        """The prompt's last bytes, enough to hold any character begun there; empty if the prompt has no text."""
+        data = b""
+        for token_id in reversed(prompt_token_ids):
+            if len(data) >= _MAX_CHARACTER_BYTES:
+                break
+            if token_id not in self._skipped:
+                data = self._tokenizer.token_bytes(token_id) + data
+        return data
 
 
 def _is_text(data: bytes) -> bool:

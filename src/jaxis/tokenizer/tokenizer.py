@@ -162,7 +162,13 @@ class Tokenizer:
         """
         self._check([text])
         [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
-        return encoding.ids, encoding.offsets
+        places, end = [], 0
+        for start, next_end in encoding.offsets:
+            while start > end and text[start - 1].isspace():  # some post-processors leave white space out
+                start -= 1
+            places.append((start, next_end))
+            end = next_end
+        return encoding.ids, places
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
         """Encodes two strings as the post-processor puts pairs together, such as `[CLS] first [SEP] second [SEP]`.

@@ -4,8 +4,10 @@ import dataclasses
 
 import openai
 import pytest
+import tokenizers
 
 from jaxis.engine.drafting.lookup import LookupDrafter
+from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.prompts import tokenize_prompt
 from tests.support.drafters import drafting
 
@@ -137,6 +139,56 @@ def test_logprobs(expect, client):
     assert [choice.text[offset:][: len(token)] for offset, token in zip(got.text_offset, got.tokens, strict=True)] == (
         got.tokens
     )
+
+
+def begins(tokenizer, token_ids, **options):
+    """How many whole characters the tokens before each give."""
+    prefixes = [tokenizer.decode(token_ids[:i], **options) for i in range(len(token_ids))]
+    return [len(text.rstrip("\ufffd")) for text in prefixes]
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "prompt", [None, "é😀 capital", " <|im_start|>日本<|im_end|>", [[3066, 162, 245, 98], [127, 102]]]
+)
+@pytest.mark.parametrize("more", [{}, {"stop": ["本"]}, {"n": 2, "prompt_logprobs": 1}, {"skip_special_tokens": False}])
+def test_text_offset_counts_characters_of_the_text(client, prompt, more, stream):
+    tokenizer = tokenizers.Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    mixed = {"structured_outputs": {"regex": "(é|😀|日|本| a){5}"}, "return_token_ids": True, **more}
+    echoed = {"echo": True, "prompt": prompt} if prompt else {}
+    answer = ask(client, max_tokens=30, temperature=1, logprobs=1, stream=stream, seed=3, extra_body=mixed, **echoed)
+    choices = {}
+    for choice in [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]:
+        text, prompt_ids, ids, offsets = choices.get(choice.index, ("", [], [], []))
+        choices[choice.index] = (
+            text + choice.text,
+            prompt_ids + (choice.model_extra.get("prompt_token_ids") or []),
+            ids + (choice.model_extra.get("token_ids") or []),
+            offsets + (choice.logprobs.text_offset if choice.logprobs else []),
+        )
+    assert len(choices) == (2 if isinstance(prompt, list) else 1) * more.get("n", 1)
+    for text, prompt_ids, ids, offsets in choices.values():
+        skips = {"skip_special_tokens": more.get("skip_special_tokens", True)}
+        before = tokenizer.decode(prompt_ids, skip_special_tokens=False) if prompt else ""
+        of_prompt = begins(tokenizer, prompt_ids, skip_special_tokens=False) if prompt else []
+        assert offsets == of_prompt + [len(before) + place for place in begins(tokenizer, ids, **skips)]
+        completion = tokenizer.decode(ids, **skips)
+        assert text == before + (completion.partition("本")[0] if "stop" in more else completion)
+
+
+def test_text_offset_counts_in_the_prompt_as_it_was_sent(client):
+    """The tokenizer composes the letter and its accent."""
+    [choice] = ask(client, prompt="e\u0301é capital", max_tokens=1, echo=True, logprobs=0).choices
+    assert choice.logprobs.tokens[4] == " capital"
+    assert choice.logprobs.text_offset[:5] == [0, 0, 2, 2, 3]
+
+
+def test_prompt_that_ends_inside_a_character_is_echoed_up_to_it(client):
+    prompt = [162, 245, 98, 127]  # 日, and the first half of é
+    [choice] = ask(client, prompt=prompt, max_tokens=1, echo=True, logprobs=0, logit_bias={"102": 100}).choices
+    assert (choice.text, choice.logprobs.text_offset) == ("日é", [0, 0, 0, 1, 1])
+    assert texts(ask(client, prompt=prompt, max_tokens=0, echo=True)) == ["日\ufffd"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -25,6 +25,7 @@ from jaxis.server.openai.fields import Answer, GenerationRequest, StructuredFiel
 from jaxis.server.openai.logprobs import CompletionLogprobs, LogprobFormatter
 from jaxis.server.openai.not_applied import NOT_FOR_COMPLETIONS
 from jaxis.server.openai.settings import answer_grammar, check_stream_options, sampling_settings, token_limit
+from jaxis.tokenizer import Tokenizer, TokenPlaces
 
 MAX_PROMPTS = 4096
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -160,7 +161,8 @@ class CompletionAnswer(DataEvents):
         self._counts = AnswerCounts()
         self._ends_with_usage = options is not None and bool(options.include_usage)
         self._always_tells_usage = options is not None and bool(options.continuous_usage_stats)
-        self._offsets: dict[int, int] = {}  # per choice: characters so far
+        self._begun: set[int] = set()  # choices
+        self._places: dict[int, TokenPlaces] = {}  # per choice
         self._prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}  # per prompt
         self._returns_ids = bool(request.return_token_ids)
         self._num_ended = 0  # prompts
@@ -237,21 +239,25 @@ class CompletionAnswer(DataEvents):
     def _choice(self, prompt: int, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice:
         """A choice, or the addition of a step to it."""
         number = prompt * self._job.params.n + completion.index
-        is_first = number not in self._offsets
+        is_first = number not in self._begun
+        self._begun.add(number)
         if output.prompt_logprobs is not None:
             self._prompt_logprobs[prompt] = output.prompt_logprobs
-        text, logprobs = completion.text, None
-        if self._request.echo and is_first:
-            text = self._prompt_text(output) + text
+        prompt_text, prompt_offsets = self._echoed(output) if self._request.echo and is_first else ("", [])
+        logprobs = None
         if completion.logprobs is not None:
-            logprobs = self._logprobs(number, output, completion, self._prompt_logprobs.get(prompt))
-        self._offsets.setdefault(number, 0)
+            if is_first and (tokenizer := self._job.model.tokenizer) is not None:
+                skips = self._job.params.skip_special_tokens
+                self._places[number] = TokenPlaces(
+                    tokenizer, output.prompt_token_ids, skip_special_tokens=skips, start=len(prompt_text)
+                )
+            logprobs = self._logprobs(number, output, completion, prompt_offsets, self._prompt_logprobs.get(prompt))
         prompt_logprobs = self._prompt_logprobs.get(prompt) if is_first else None
         if self._request.prompt_logprobs is None:
             prompt_logprobs = None
         return CompletionChoice(
             index=number,
-            text=text,
+            text=prompt_text + completion.text,
             logprobs=logprobs,
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
@@ -263,22 +269,41 @@ class CompletionAnswer(DataEvents):
         )
 
     def _logprobs(
-        self, number: int, output: RequestOutput, completion: CompletionOutput, prompt_logprobs: list | None
+        self,
+        number: int,
+        output: RequestOutput,
+        completion: CompletionOutput,
+        prompt_offsets: list[int],
+        prompt_logprobs: list | None,
     ) -> CompletionLogprobs:
         token_ids, positions = completion.token_ids, list(completion.logprobs or [])
-        if self._request.echo and number not in self._offsets:
+        offsets, _ = self._places[number].add(token_ids) if number in self._places else ([0] * len(token_ids), "")
+        if prompt_offsets:
             token_ids = output.prompt_token_ids + token_ids
             positions = (prompt_logprobs or []) + positions
-        offset = self._offsets.get(number, 0)
-        logprobs, self._offsets[number] = self._formatter.completion(token_ids, positions, offset)
+        logprobs = self._formatter.completion(token_ids, positions, prompt_offsets + offsets)
         logprobs.kept_mass = completion.kept_mass
         return logprobs
 
-    def _prompt_text(self, output: RequestOutput) -> str:
-        tokenizer = self._job.model.tokenizer
-        if output.prompt is not None or tokenizer is None:
-            return output.prompt or ""
-        return tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+    def _echoed(self, output: RequestOutput) -> tuple[str, list[int]]:
+        """The prompt's text, and where its tokens begin in it."""
+        token_ids, tokenizer = output.prompt_token_ids, self._job.model.tokenizer
+        if tokenizer is None:
+            return "", [0] * len(token_ids)
+        if output.prompt is not None:
+            return output.prompt, _string_offsets(output.prompt, token_ids, tokenizer)
+        places = TokenPlaces(tokenizer, skip_special_tokens=False)
+        offsets, text = places.add(token_ids)
+        # The completion's text has the rest of an incomplete character.
+        return text + places.end() if self._request.max_tokens == 0 else text, offsets
+
+
+def _string_offsets(prompt: str, token_ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """Where a string's tokens begin in it, which may differ from the text they give, such as in Unicode's form."""
+    ids, places = tokenizer.encode_with_places(prompt)
+    num_added = len(token_ids) - len(ids)  # special tokens, around the string's own
+    first = next(start for start in range(num_added + 1) if token_ids[start:][: len(ids)] == ids)
+    return [0] * first + [start for start, _ in places] + [len(prompt)] * (num_added - first)
 
 
 def _plain_text(output: RequestOutput) -> str | None:

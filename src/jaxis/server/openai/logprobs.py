@@ -91,22 +91,18 @@ class LogprobFormatter:
         self,
         token_ids: Iterable[int],
         positions: Iterable[Mapping[int, Logprob] | None],
-        text_offset: int,
-    ) -> tuple[CompletionLogprobs, int]:
+        text_offset: list[int],
+    ) -> CompletionLogprobs:
         """For /v1/completions.
 
         Args:
           token_ids: The tokens.
           positions: Their entries; None for a prompt's first token.
-          text_offset: Characters before them.
-
-        Returns:
-          The lists, and the characters up to the end of the tokens.
+          text_offset: Where each begins in the text.
         """
         top_logprobs: list[dict[str, float] | None] = []
-        result = CompletionLogprobs()
+        result = CompletionLogprobs(text_offset=text_offset)
         for token_id, entries in zip(token_ids, positions, strict=True):
-            result.text_offset.append(text_offset)
             result.tokens.append(self.token(token_id))
             if entries is None:
                 result.token_logprobs.append(None)
@@ -116,9 +112,8 @@ class LogprobFormatter:
                 # Several tokens may have the same text; the most likely one is kept.
                 top = sorted(entries.items(), key=lambda entry: entry[1].rank, reverse=True)
                 top_logprobs.append({self.token(id_): finite(logprob.logprob) for id_, logprob in top})
-            text_offset += len(self._text(token_id))
         result.top_logprobs = top_logprobs
-        return result, text_offset
+        return result
 
     def prompt(self, positions: Iterable[Mapping[int, Logprob] | None]) -> list[dict[int, dict[str, Any]] | None]:
         """For `prompt_logprobs`: for each prompt token, token id -> its Logprob as JSON."""
@@ -138,10 +133,9 @@ class LogprobFormatter:
 
     def token(self, token_id: int) -> str:
         """How a token is written."""
-        return f"token_id:{token_id}" if self.as_token_ids or self.tokenizer is None else self._text(token_id)
-
-    def _text(self, token_id: int) -> str:
-        return "" if self.tokenizer is None else self.tokenizer.token_text(token_id)
+        if self.as_token_ids or self.tokenizer is None:
+            return f"token_id:{token_id}"
+        return self.tokenizer.token_text(token_id)
 
     def _chat_token(self, token_id: int, logprob: Logprob) -> ChatTokenLogprob:
         data = None if self.tokenizer is None else list(self.tokenizer.token_bytes(token_id))
