@@ -8,7 +8,8 @@ from jaxis.errors import RequestError
 from jaxis.parsing.output_parser import OutputParser, parse_output
 from jaxis.parsing.tool_choice import plan_tools, required_tools_schema
 from jaxis.parsing.tool_parsers.tools import FunctionTool, function_tools
-from jaxis.tokenizer.chat_messages import with_template_arguments
+from jaxis.tokenizer.chat_messages import check_tool_arguments, with_template_arguments
+from jaxis.tokenizer.chat_template import render_chat_template
 
 TREE = FunctionTool(
     "tree",
@@ -163,7 +164,25 @@ def test_templates_get_arguments_in_the_form_they_write(written, arguments):
     assert turn["tool_calls"][0]["function"]["arguments"] == arguments
 
 
-@pytest.mark.parametrize("arguments", ["", "{", "[1]", '"a"', "[" * 100_000])
-def test_arguments_sent_back_must_be_an_object(arguments):
+EITHER = "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}"
+
+
+@pytest.mark.parametrize("arguments", ["{", '{"value": "', "[1]", '"a"', "null", "[" * 100_000])
+@pytest.mark.parametrize(
+    ("written", "is_text"),
+    [("{{ c.function.arguments | tojson }}", False), ("{{ '#' + c.function.arguments }}", True), (EITHER, True)],
+)
+def test_arguments_that_are_no_object_are_text_or_its_one_value(written, is_text, arguments):
+    _, turn = with_template_arguments(called(arguments), LOOP + written + END)
+    assert turn["tool_calls"][0]["function"]["arguments"] == (arguments if is_text else {"arguments": arguments})
     with pytest.raises(RequestError, match=r"messages\[1\].tool_calls\[0\].function.arguments must be"):
-        with_template_arguments(called(arguments), "")
+        check_tool_arguments(called(arguments))
+
+
+@pytest.mark.parametrize("arguments", ["", " ", {}, "{}"])
+@pytest.mark.parametrize("written", ["{{ c.function.arguments | tojson }}", "{{ '#' + c.function.arguments }}", EITHER])
+def test_empty_arguments_are_an_empty_object(written, arguments):
+    template = LOOP + written + END
+    messages = with_template_arguments(called(arguments), template)
+    assert render_chat_template(template, messages, add_generation_prompt=False).removeprefix("#") == "{}"
+    check_tool_arguments(messages)

@@ -62,7 +62,7 @@ def messages_for_template(
       tools: See `Tokenizer.apply_chat_template`.
 
     Raises:
-      RequestError: There is no template, or the arguments of a tool call are not a JSON object.
+      RequestError: There is no template.
     """
     template = tokenizer.choose_chat_template(chat_template, tools)
     known = tokenizer.chat_templates.values() if chat_template is None else (template,)
@@ -77,71 +77,75 @@ _ROLES = {"developer": "system"}
 def with_template_arguments(messages: Sequence[Mapping[str, Any]], chat_template: str) -> list[dict[str, Any]]:
     """Messages whose tool-call arguments are in the form that the template reads: an object or a JSON string.
 
-    Args:
-      messages: Arguments are an object or a JSON string. Other fields are kept.
-      chat_template: The source of the template that will render them.
+    A string that is not a JSON object, such as that of a call that was cut off, stays as it is where the template
+    writes strings so, and becomes the one value of an object otherwise. An empty one is an empty object.
 
-    Raises:
-      RequestError: Arguments are not a JSON object.
+    Args:
+      messages: Arguments are an object or a string. Other fields are kept.
+      chat_template: The source of the template that will render them.
     """
     if not any(message.get("tool_calls") for message in messages):
         return [dict(message) for message in messages]
-    as_text = _needs_arguments_as_text(chat_template)
+    forms = _argument_forms(chat_template)
     return [
-        {
-            **message,
-            "tool_calls": [
-                _with_arguments(call, f"messages[{i}].tool_calls[{j}]", as_text)
-                for j, call in enumerate(message["tool_calls"])
-            ],
-        }
+        {**message, "tool_calls": [_with_arguments(call, *forms) for call in message["tool_calls"]]}
         if message.get("tool_calls")
         else dict(message)
-        for i, message in enumerate(messages)
+        for message in messages
     ]
 
 
-def parsed_arguments(arguments: object, place: str) -> Mapping[str, Any]:
-    """The arguments of a tool call as an object.
-
-    Args:
-      arguments: The same, or as a JSON string.
-      place: Where the request has them, such as "messages[1].tool_calls[0].function.arguments".
-
-    Raises:
-      RequestError: They are something else.
-    """
-    try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, Mapping):
-        raise RequestError("must be a JSON object as a string", param=place)
-    return value
+def check_tool_arguments(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises a RequestError for tool-call arguments that are not an object, nor one as a JSON string."""
+    for i, message in enumerate(messages):
+        for j, call in enumerate(message.get("tool_calls") or ()):
+            if _object(call["function"]["arguments"]) is None:
+                raise RequestError(
+                    "must be a JSON object as a string", param=f"messages[{i}].tool_calls[{j}].function.arguments"
+                )
 
 
-def _with_arguments(call: Mapping[str, Any], where: str, as_text: bool) -> dict[str, Any]:
-    arguments = call["function"]["arguments"]
-    value = parsed_arguments(arguments, f"{where}.function.arguments")
-    if as_text and not isinstance(arguments, str):
-        arguments = json.dumps(value, ensure_ascii=False)
-    return {**call, "function": {**call["function"], "arguments": arguments if as_text else value}}
+def _object(arguments: object) -> Mapping[str, Any] | None:
+    """The arguments of a tool call as an object; None if they are none."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            return None
+    return arguments if isinstance(arguments, Mapping) else None
+
+
+def _with_arguments(call: Mapping[str, Any], reads_object: bool, writes_text: bool) -> dict[str, Any]:
+    given = call["function"]["arguments"]
+    value = _object(given)
+    if value is None and writes_text:
+        return dict(call)
+    if value is None:
+        given = value = {"arguments": given}
+    elif not value:  # also an empty string
+        given = value
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": value if reads_object else text}}
 
 
 @functools.lru_cache(maxsize=64)
-def _needs_arguments_as_text(chat_template: str) -> bool:
-    """Whether the template concatenates arguments with strings, as DeepSeek's does, and fails on an object."""
+def _argument_forms(chat_template: str) -> tuple[bool, bool]:
+    """Whether the template reads arguments that are an object, and whether it writes a string as it is.
 
-    def renders(arguments: object) -> bool:
+    DeepSeek's concatenates arguments with strings, and fails on an object; others read either, or only objects.
+    """
+
+    def rendered(arguments: object) -> str | None:
         call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": arguments}}
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
         try:
-            render_chat_template(chat_template, messages, add_generation_prompt=False)
+            return render_chat_template(chat_template, messages, add_generation_prompt=False)
         except RequestError:
-            return False
-        return True
+            return None
 
-    return not renders({"a": 1}) and renders('{"a": 1}')
+    cut = '{"a": 1, "'
+    reads_object = rendered({"a": 1}) is not None or rendered('{"a": 1}') is None
+    return reads_object, cut in (rendered(cut) or "")
 
 
 # Arranges a conversation for chat templates that accept roles only in certain places.

@@ -157,8 +157,6 @@ def test_logprobs(client):
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "nonsense"}, "name": "x"}}}, "text"),
         ({"text": {"format": {"type": "grammar"}}}, "text"),
-        ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]}, "input"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input"),
         ({"background": True}, "background"),
     ],
 )

@@ -220,7 +220,13 @@ class TestDatabase:
         database = Database(None, 10_000, 1e9, clock=lambda: now)
         for number in range(100):
             now += 1
-            database.put("a", "response", str(number), {"output": ["x" * 500]}, [{"id": "i", "text": "y" * 300}])
+            database.put(
+                "a",
+                "response",
+                str(number),
+                {"output": [{"id": f"o{number}", "text": "x" * 500}]},
+                [{"id": "i", "text": "y" * 300}],
+            )
             assert database.get("a", "response", "0"), "it is in use"
             [[held]] = database._connection.execute("SELECT sum(length(body)) FROM held").fetchall()
             [[items]] = database._connection.execute("SELECT sum(length(body)) FROM item").fetchall()
@@ -255,3 +261,50 @@ class TestDatabase:
         assert (ids(page), page[1]) == (["4"], False)
         assert ids(database.page("a", "conversation", "c", Page())) == ["4", "3", "2", "1", "0"]
         assert database.page("a", "conversation", "c", Page("9")) is None
+
+
+@pytest.mark.parametrize("kind", [{"type": "item_reference"}, {}])
+def test_an_item_reference_stands_for_what_is_stored(engine, client, kind):
+    engine.answers = ["I look." + CALL, "Sunny.", "Bye.", "Bye."]
+    first = ask(client, tools=[WEATHER])
+    [asked] = client.responses.input_items.list(first.id)
+    references = [{**kind, "id": item.id} for item in (asked, *first.output)]
+    output = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "sun"}
+    thanks = {"role": "user", "content": "Thanks"}
+    second = ask(client, [*references, output, thanks])
+    prompt = engine.prompt
+    ask(client, [{"role": "user", "content": "Hi"}, *(item.model_dump() for item in first.output), output, thanks])
+    assert engine.prompt == prompt
+    # What was referred to is an item of the second response, too, and of a conversation.
+    client.responses.delete(first.id)
+    assert len(list(client.responses.input_items.list(second.id))) == len(references) + 2
+    conversation = client.conversations.create(items=references[:1])
+    ask(client, [*references[:1], {"role": "user", "content": "Again"}], conversation=conversation.id)
+    assert engine.prompt == "[user]Hi[user]Again[assistant]"
+
+
+def test_an_item_that_is_gone_or_not_stored_is_named(engine, client):
+    engine.text = "Hello."
+    first = ask(client)
+    reference = {"type": "item_reference", "id": first.output[0].id}
+    client.responses.delete(first.id)
+    unstored = {"type": "item_reference", "id": ask(client, store=False).output[0].id}
+    for item in (reference, unstored, {"id": "msg-other"}):
+        with pytest.raises(openai.NotFoundError, match=rf"there is no item '{item['id']}'") as caught:
+            ask(client, [item, {"role": "user", "content": "More"}])
+        assert caught.value.param == "input"
+        with pytest.raises(openai.NotFoundError, match="there is no item"):
+            client.conversations.create(items=[item])
+    without = connected(engine, response_ttl_seconds=0)
+    with without as client, pytest.raises(openai.BadRequestError, match="nothing is stored here"):
+        ask(client, [reference])
+
+
+def test_items_are_their_owners_alone(engine):
+    with connected(engine, api_keys=("one", "two")) as client:
+        mine, other = client.with_options(api_key="one"), client.with_options(api_key="two")
+        engine.text = "Secret."
+        reference = {"type": "item_reference", "id": ask(mine).output[0].id}
+        with pytest.raises(openai.NotFoundError):
+            ask(other, [reference])
+        assert ask(mine, [reference, {"role": "user", "content": "More"}]).status == "completed"

@@ -287,3 +287,38 @@ def test_what_cannot_be_honoured_is_refused_by_name(client, more, param):
 def test_a_model_that_knows_no_tools_refuses_them(connect, template):
     with pytest.raises(openai.BadRequestError, match="template"):
         ask(connect(ScriptedEngine(template)), tools=[TIME])
+
+
+def test_calls_and_answers_of_the_form_before_tools_come_back(client, engine):
+    history = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "function_call": {"name": "get_weather", "arguments": "{"}},
+        {"role": "function", "name": "get_weather", "content": "error"},
+        {"role": "assistant", "content": "Once more.", "function_call": {"name": "get_time", "arguments": ""}},
+        {"role": "function", "name": "get_time", "content": "noon"},
+    ]
+    ask(client, messages=history)
+    assert engine.prompt == (
+        "[user]Weather in Paris?"
+        '[assistant]<tool_call>{"name": "get_weather", "arguments": {"arguments": "{"}}</tool_call>'
+        "[tool]error(for call00001)"
+        '[assistant]Once more.<tool_call>{"name": "get_time", "arguments": {}}</tool_call>[tool]noon(for call00003)'
+        "[assistant]"
+    )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": [{"type": "refusal", "refusal": "I can't."}]},
+        {"content": None, "refusal": "I can't."},
+        {"content": "I can't.", "refusal": None},
+    ],
+)
+def test_what_a_model_refused_with_is_what_it_said(client, engine, said):
+    ask(client, messages=[*MESSAGES, {"role": "assistant", **said}, {"role": "user", "content": "Why?"}])
+    assert engine.prompt == "[user]Weather in Paris?[assistant]I can't.[user]Why?[assistant]"
+    if isinstance(said["content"], list):
+        item = {"type": "message", "role": "assistant", **said}
+        client.responses.create(model="jaxis-tiny", input=[*MESSAGES, item, {"role": "user", "content": "Why?"}])
+        assert engine.prompt == "[user]Weather in Paris?[assistant]I can't.[user]Why?[assistant]"

@@ -61,8 +61,7 @@ class ChatPrompt:
           images: Puts images into its prompts; None: they can have none.
 
         Raises:
-          RequestError: There is no template, it refuses the conversation, a call's arguments are not JSON, or an image
-            cannot be read.
+          RequestError: There is no template, it refuses the conversation, or an image cannot be read.
         """
         messages = self.messages if tokenizer is None else self._arranged(tokenizer)
         messages, sources = take_images(messages)

@@ -86,11 +86,13 @@ class OllamaRequest(LenientModel):
 
 
 class OllamaFunctionCall(LenientModel):
-    """A function's name, and its arguments as an object."""
+    """A function's name, and its arguments as an object; null is an empty one."""
 
     index: int | None = Field(default=None, exclude_if=is_none)
     name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)] = Field(
+        default_factory=dict
+    )
 
 
 class OllamaToolCall(LenientModel):

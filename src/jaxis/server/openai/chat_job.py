@@ -22,7 +22,7 @@ from jaxis.server.openai.chat_schema import (
     VideoPart,
     VideoUrlPart,
 )
-from jaxis.server.openai.fields import NamedToolChoice
+from jaxis.server.openai.fields import NamedToolChoice, RefusalPart
 from jaxis.server.openai.settings import answer_grammar, check_stream_options, sampling_settings, token_limit
 
 
@@ -101,7 +101,19 @@ def template_messages(messages: Sequence[ChatMessage], model: ServedModel) -> li
     Raises:
       RequestError: The model takes no images, or an image is at an address, or neither the user's nor a tool's.
     """
-    return [_template_message(message, model, f"messages[{i}]") for i, message in enumerate(messages)]
+    converted = []
+    answered: dict[str, Any] = {}
+    for i, message in enumerate(messages):
+        fields = _template_message(message, model, f"messages[{i}]")
+        if (function := message.function_call) is not None:
+            # Nine letters and digits are the only ids that some templates take.
+            answered = {"tool_call_id": f"call{i:05d}"}
+            call = {"id": answered["tool_call_id"], "type": "function", "function": function.model_dump()}
+            fields |= {"content": fields["content"] or None, "tool_calls": [*fields.get("tool_calls", ()), call]}
+        elif message.role == "function":
+            fields |= {"role": "tool", **answered}
+        converted.append(fields)
+    return converted
 
 
 def _template_message(message: ChatMessage, model: ServedModel, place: str) -> dict[str, Any]:
@@ -120,7 +132,7 @@ def _template_message(message: ChatMessage, model: ServedModel, place: str) -> d
 def _content(message: ChatMessage, model: ServedModel, place: str) -> str | list[dict[str, Any]]:
     """One string, which every template accepts; few accept parts."""
     content = message.content
-    if not isinstance(content, list) or all(isinstance(part, ContentPart) for part in content):
+    if not isinstance(content, list) or all(isinstance(part, ContentPart | RefusalPart) for part in content):
         return message.text
     if message.role not in ("user", "tool"):
         raise RequestError(
@@ -137,5 +149,5 @@ def _part(part: ChatPart, model: ServedModel, place: str) -> dict[str, Any]:
             return video_part(part.video, part.fps, model, f"{place}.video")
         case VideoUrlPart():
             return video_part(part.video_url.url, part.fps, model, f"{place}.video_url.url")
-        case ContentPart():
+        case ContentPart() | RefusalPart():
             return {"type": "text", "text": part.text}

@@ -12,8 +12,10 @@ from jaxis.server.openai.fields import (
     Answer,
     ChatToolCall,
     ChatToolCallDelta,
+    FunctionCall,
     GenerationRequest,
     NamedToolChoice,
+    RefusalPart,
     StructuredFields,
     Tool,
     Usage,
@@ -71,9 +73,10 @@ class VideoUrlPart(LenientModel):
     fps: float | None = None
 
 
-_TAGS = {"image_url": "Image", "video": "Video", "video_url": "VideoUrl"}
+_TAGS = {"image_url": "Image", "video": "Video", "video_url": "VideoUrl", "refusal": "Refusal"}
 ChatPart = Annotated[
     Annotated[ContentPart, Tag("Text")]
+    | Annotated[RefusalPart, Tag("Refusal")]
     | Annotated[ImagePart, Tag("Image")]
     | Annotated[VideoPart, Tag("Video")]
     | Annotated[VideoUrlPart, Tag("VideoUrl")],
@@ -88,6 +91,9 @@ class ChatMessage(LenientModel):
       tool_calls: Of an assistant: the calls that it made.
       tool_call_id: Of a tool: the call that it answers.
       reasoning_content, reasoning: Of an assistant: its reasoning, under either of the names in use.
+      refusal: Of an assistant: what it said, where it has no content.
+      function_call: Of an assistant: the one call that it made, in the form that came before `tool_calls`; a message of
+        the role "function" answers it.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = {
@@ -95,24 +101,24 @@ class ChatMessage(LenientModel):
         "images": NotApplied(([],), "send parts of type image_url in content"),
     }
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ChatPart] | None = None
     name: str | None = None
     tool_calls: list[ChatToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    refusal: None = None
+    refusal: str | None = None
     annotations: list[Any] | None = None
     audio: None = None
-    function_call: None = None
+    function_call: FunctionCall | None = None
 
     @property
     def text(self) -> str:
         """The texts as one string."""
         if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content if isinstance(part, ContentPart))
-        return self.content or ""
+            return "\n".join(part.text for part in self.content if isinstance(part, ContentPart | RefusalPart))
+        return self.content or self.refusal or ""
 
 
 class Prediction(LenientModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from jaxis.sampling_params import INTEGER_BOUNDS, LOGIT_BIAS_BOUNDS, NUMBER_BOUNDS, LogprobsMode
 from jaxis.server.generation.answer_reader import AnswerCounts
@@ -171,6 +171,18 @@ class StructuredFields(LenientModel):
     guided_grammar: str | None = None
 
 
+class RefusalPart(LenientModel):
+    """What a model said, as some servers send it where the model refuses."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """What it said."""
+        return self.refusal
+
+
 class FunctionDefinition(LenientModel):
     """A function.
 
@@ -207,11 +219,15 @@ class NamedToolChoice(StrictModel):
     function: FunctionName
 
 
+# Of a call: JSON text of an object; any text comes back, also of a call that was cut off, and none is an empty object.
+ArgumentsText = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
+
+
 class FunctionCall(LenientModel):
-    """A function's name, and its arguments as JSON text."""
+    """A function's name, and its arguments."""
 
     name: str
-    arguments: str
+    arguments: ArgumentsText = ""
 
 
 class ChatToolCall(LenientModel):

@@ -10,8 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from jaxis.server.http.body import LenientModel, NotApplied, is_none, type_of
+from jaxis.server.openai.fields import ArgumentsText, RefusalPart
 from jaxis.server.openai.logprobs import ChatPositionLogprobs
 
+MAX_ID = 128
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -46,9 +48,10 @@ class InputImage(LenientModel):
     detail: str | None = Field(default=None, exclude_if=is_none)
 
 
+_TAGS = {"input_image": "Image", "refusal": "Refusal"}
 InputPart = Annotated[
-    Annotated[InputText, Tag("Text")] | Annotated[InputImage, Tag("Image")],
-    Discriminator(lambda value: "Image" if type_of(value) == "input_image" else "Text"),
+    Annotated[InputText, Tag("Text")] | Annotated[InputImage, Tag("Image")] | Annotated[RefusalPart, Tag("Refusal")],
+    Discriminator(lambda value: _TAGS.get(type_of(value), "Text")),
 ]
 
 
@@ -106,7 +109,6 @@ class FunctionCallItem(LenientModel):
     Attributes:
       call_id: Identifies the call in the function's output.
       namespace: The one that the function is in, if any.
-      arguments: JSON text of an object.
     """
 
     type: Literal["function_call"] = "function_call"
@@ -114,7 +116,7 @@ class FunctionCallItem(LenientModel):
     call_id: str
     name: str
     namespace: str | None = Field(default=None, exclude_if=is_none)
-    arguments: str
+    arguments: ArgumentsText
     status: ItemStatus | None = None
 
 
@@ -148,9 +150,19 @@ class HostedCall(BaseModel):
     type: Literal["web_search_call", "file_search_call", "image_generation_call", "mcp_list_tools"]
 
 
+class ItemReference(LenientModel):
+    """An item that is stored here."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: Annotated[str, Field(min_length=1, max_length=MAX_ID)]
+
+
 def _item_type(value: object) -> Any:
-    """The tag of an input item; an item without a type is a message."""
-    return value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
+    """The tag of an input item; an item without a type is a message, or, with an id alone, a reference."""
+    if not isinstance(value, dict):
+        return getattr(value, "type", None)
+    is_reference = "id" in value and "role" not in value and "content" not in value
+    return value.get("type", "item_reference" if is_reference else "message")
 
 
 InputItem = Annotated[
@@ -160,6 +172,7 @@ InputItem = Annotated[
     | Annotated[ToolCallOutput, Tag("function_call_output")]
     | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
     | Annotated[ToolCallOutput, Tag("custom_tool_call_output")]
+    | Annotated[ItemReference, Tag("item_reference")]
     | Annotated[HostedCall, Tag("web_search_call")]
     | Annotated[HostedCall, Tag("file_search_call")]
     | Annotated[HostedCall, Tag("image_generation_call")]
@@ -194,4 +207,4 @@ def text_of(content: str | list[InputPart]) -> str:
     """The texts of parts as one string."""
     if isinstance(content, str):
         return content
-    return "\n".join(part.text for part in content if isinstance(part, InputText))
+    return "\n".join(part.text for part in content if isinstance(part, InputText | RefusalPart))

@@ -25,6 +25,7 @@ from jaxis.server.openai.response_items import (
     InputImage,
     InputMessage,
     InputPart,
+    ItemReference,
     ReasoningItem,
     ToolCallOutput,
     text_of,
@@ -40,7 +41,6 @@ from jaxis.server.openai.response_tools import (
     offered_tools,
 )
 from jaxis.server.openai.settings import sampling_settings
-from jaxis.tokenizer.chat_messages import parsed_arguments
 
 RESPONSE_ERRORS = ErrorDialect(
     prefixes=("/v1/responses",),
@@ -105,6 +105,8 @@ def _effort(request: ResponseRequest) -> str | None:
 
 def _conversation(request: ResponseRequest, offered: Sequence[OfferedTool], model: ServedModel) -> ChatPrompt:
     is_text = isinstance(request.input, str)
+    if any(isinstance(item, ItemReference) for item in request.input):
+        raise RequestError("has an item_reference, and nothing is stored here: send the item", param="input")
     messages = [{"role": "user", "content": request.input}] if is_text else _template_messages(request.input, model)
     if request.instructions is not None:
         messages.insert(0, {"role": "system", "content": request.instructions})
@@ -126,7 +128,7 @@ def _template_messages(items: Sequence[Any], model: ServedModel) -> list[dict[st
     Consecutive reasoning, text and calls of an assistant become one message.
 
     Raises:
-      RequestError: The arguments of a call are not a JSON object, or an image cannot be taken.
+      RequestError: An image cannot be taken.
     """
     messages: list[dict[str, Any]] = []
     turn: dict[str, Any] | None = None  # the assistant's, while more items may belong to it
@@ -146,7 +148,7 @@ def _template_messages(items: Sequence[Any], model: ServedModel) -> list[dict[st
                 if turn is None:
                     turn = {"role": "assistant"}
                     messages.append(turn)
-                turn.setdefault("tool_calls", []).append(_template_call(item, f"input[{i}]"))
+                turn.setdefault("tool_calls", []).append(_template_call(item))
             case ToolCallOutput():
                 turn = None
                 output = _content(item.output, model, f"input[{i}].output")
@@ -178,12 +180,8 @@ def _content(
     ]
 
 
-def _template_call(item: FunctionCallItem | CustomToolCallItem, place: str) -> dict[str, Any]:
-    if isinstance(item, CustomToolCallItem):
-        arguments = custom_arguments(item.input)
-    else:
-        arguments = item.arguments
-        parsed_arguments(arguments, f"{place}.arguments")
+def _template_call(item: FunctionCallItem | CustomToolCallItem) -> dict[str, Any]:
+    arguments = custom_arguments(item.input) if isinstance(item, CustomToolCallItem) else item.arguments
     function = {"name": function_name(item.name, item.namespace), "arguments": arguments}
     return {"id": item.call_id, "type": "function", "function": function}
 

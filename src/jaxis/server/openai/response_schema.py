@@ -24,7 +24,7 @@ from jaxis.server.openai.not_applied import (
     OTHER_SERVERS_FIELDS,
     OTHER_THINKING_BUDGET,
 )
-from jaxis.server.openai.response_items import InputItem, OutputItem
+from jaxis.server.openai.response_items import MAX_ID, InputItem, OutputItem
 from jaxis.server.openai.response_tools import AnyTool, NamedTool
 
 
@@ -66,7 +66,6 @@ def _no_hosted_tool(choice: object) -> object:
     return choice
 
 
-MAX_ID = 128
 _LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")  # reasoning comes as it is, and can be sent back
 

@@ -9,7 +9,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ MAX_CHAIN = 10_000
 """Responses that one may go back to."""
 _BUSY_SECONDS = 5.0
 _ROW_BYTES = 200  # of a row, beside its text
-# In the order of tables: what holds items, and the items.
+# In the order of tables: what holds items, the items, and which responses' bodies have an output item.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS held (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, kind TEXT NOT NULL, previous TEXT, body TEXT NOT NULL,
@@ -34,6 +34,20 @@ CREATE TABLE IF NOT EXISTS item (
     id TEXT NOT NULL, body TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS item_holder ON item (holder, id);
+CREATE INDEX IF NOT EXISTS item_id ON item (id);
+CREATE TABLE IF NOT EXISTS output_item (
+    id TEXT NOT NULL, response TEXT NOT NULL REFERENCES held (id) ON DELETE CASCADE
+);
+CREATE INDEX IF NOT EXISTS output_item_id ON output_item (id);
+CREATE INDEX IF NOT EXISTS output_item_response ON output_item (response);
+"""
+# An item by its id, in what an owner's responses said, or else in what its objects hold.
+_FIND_ITEM = """
+SELECT said.value, held.id FROM output_item JOIN held ON held.id = response, json_each(held.body, '$.output') AS said
+WHERE output_item.id = ? AND owner = ? AND used >= ? AND json_extract(said.value, '$.id') = output_item.id
+UNION ALL
+SELECT item.body, held.id FROM item JOIN held ON held.id = holder WHERE item.id = ? AND owner = ? AND used >= ?
+LIMIT 1
 """
 _logger = logging.getLogger(__name__)
 
@@ -88,14 +102,17 @@ class Database:
           owner: Who may ask for it.
           kind: What it is.
           object_id: Its id, which is new.
-          body: All of it but the items.
+          body: All of it but the items; a response's has an `output`, of items with an `id` each.
           items: In their order, each with an `id`.
           previous: The response that it goes on from.
         """
         with self._transaction() as connection:
             text, texts = json.dumps(body), [json.dumps(item) for item in items]
-            row = (object_id, owner, kind, previous, text, _num_bytes(text, *texts), self._clock())
+            said = [(item["id"], object_id) for item in body.get("output", ())]
+            num_bytes = _num_bytes(text, *texts) + _ROW_BYTES * len(said)
+            row = (object_id, owner, kind, previous, text, num_bytes, self._clock())
             connection.execute("INSERT INTO held VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            connection.executemany("INSERT INTO output_item VALUES (?, ?)", said)
             _insert_items(connection, object_id, items, texts)
             self._make_room(connection)
 
@@ -181,6 +198,17 @@ class Database:
             select = "SELECT body FROM item WHERE holder = ? AND id = ?"
             row = connection.execute(select, (object_id, item_id)).fetchone()
             return None if row is None else json.loads(row[0])
+
+    def find_items(self, owner: str, item_ids: Iterable[str]) -> dict[str, Json]:
+        """Those of these items that an object of this owner holds or a response has said, by their ids."""
+        found: dict[str, Json] = {}
+        with self._transaction() as connection:
+            for item_id in item_ids:
+                values = (item_id, owner, self._clock() - self._ttl_seconds)
+                if (row := connection.execute(_FIND_ITEM, values * 2).fetchone()) is not None:
+                    found[item_id] = json.loads(row[0])
+                    connection.execute("UPDATE held SET used = ? WHERE id = ?", (self._clock(), row[1]))
+        return found
 
     def delete_item(self, owner: str, object_id: str, item_id: str) -> bool:
         """Removes one item of a conversation; False if this owner has no such conversation or item."""

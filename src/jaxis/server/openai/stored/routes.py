@@ -24,7 +24,7 @@ from jaxis.server.openai.stored.schema import (
     stored_items,
 )
 from jaxis.server.openai.stored.store import current_owner
-from jaxis.server.openai.stored.turn import NOTHING_STORED, not_found
+from jaxis.server.openai.stored.turn import NOTHING_STORED, not_found, with_stored_items
 
 Result = TypeVar("Result")
 router = APIRouter(route_class=StrictJSONRoute, responses={**TEXT_ERRORS, **error_responses(500)})
@@ -94,7 +94,7 @@ async def create_conversation(body: ConversationRequest, parts: Parts) -> Conver
     """Begins a conversation."""
     parts.ignored_fields.check(body)
     conversation = ConversationObject(metadata=body.metadata or {})
-    items = stored_items(body.items or [])
+    items = stored_items(await with_stored_items(body.items or [], parts.responses, "items"))
     await _ask(
         parts,
         lambda database, owner: database.put(owner, "conversation", conversation.id, conversation.model_dump(), items),
@@ -130,7 +130,7 @@ async def delete_conversation(conversation_id: str, parts: Parts) -> Deleted:
 async def create_items(conversation_id: str, body: NewItems, parts: Parts) -> ItemList:
     """Appends items to a conversation."""
     parts.ignored_fields.check(body)
-    items = stored_items(body.items)
+    items = stored_items(await with_stored_items(body.items, parts.responses, "items"))
     if not await _ask(parts, lambda database, owner: database.add_items(owner, conversation_id, items)):
         raise not_found("conversation", conversation_id)
     return ItemList.of(items, has_more=False)

@@ -100,7 +100,9 @@ def stored_items(items: Sequence[Any]) -> list[Json]:
             if isinstance(item.content, str):
                 value["content"] = [{"type": kind, "text": item.content}]
             if kind == "output_text":  # clients read them
-                value["content"] = [{"annotations": [], **part} for part in value["content"]]
+                value["content"] = [
+                    {"annotations": [], **part} if part["type"] == kind else part for part in value["content"]
+                ]
         value["status"] = item.status or "completed"
         value["id"] = item.id or new_id(_KINDS[value["type"]])
         stored.append(value)

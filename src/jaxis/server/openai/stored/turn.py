@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from jaxis.errors import RequestError
 from jaxis.server.http.errors import ObjectNotFoundError
 from jaxis.server.openai.chat_schema import MAX_MESSAGES
-from jaxis.server.openai.response_items import InputMessage
+from jaxis.server.openai.response_items import HostedCall, InputMessage, ItemReference
 from jaxis.server.openai.response_schema import ResponseObject, ResponseRequest
 from jaxis.server.openai.stored.database import Database, Json
 from jaxis.server.openai.stored.schema import input_items, stored_items
@@ -40,13 +40,15 @@ async def begin_turn(request: ResponseRequest, store: ResponseStore | None) -> T
       store: None stores nothing.
 
     Raises:
-      ObjectNotFoundError: There is no such response or conversation, or it is another API key's.
-      RequestError: Both are named, or nothing is stored.
+      ObjectNotFoundError: There is no such response, conversation or item, or it is another API key's.
+      RequestError: Both of the first are named, or nothing is stored.
     """
     if store is None:
         for name in ("previous_response_id", "conversation"):
             if getattr(request, name) is not None:
                 raise RequestError(f"cannot be honoured: {NOTHING_STORED}", param=name)
+        if isinstance(request.input, list):
+            await with_stored_items(request.input, store, "input")
         return Turn(request.model_copy(update={"store": False}), lambda _: None)
     if request.previous_response_id is not None and request.conversation_id is not None:
         raise RequestError(
@@ -55,13 +57,42 @@ async def begin_turn(request: ResponseRequest, store: ResponseStore | None) -> T
     given = request.input
     new = [InputMessage(role="user", content=given)] if isinstance(given, str) else list(given)
     before = await _items_before(request, store)
+    new = await with_stored_items(new, store, "input", {item.id for item in before if not isinstance(item, HostedCall)})
     if len(before) + len(new) >= MAX_MESSAGES:
         raise RequestError(f"has {len(before) + len(new)} items with those before it: begin anew", param="input")
-    changes: dict[str, Any] = {"store": request.store is not False}
-    if before:
-        changes["input"] = [*before, *new]
-    changed = request.model_copy(update=changes)
+    input_ = given if isinstance(given, str) and not before else [*before, *new]
+    changed = request.model_copy(update={"store": request.store is not False, "input": input_})
     return Turn(changed, functools.partial(_record, changed, new, store, current_owner()))
+
+
+async def with_stored_items(
+    items: Sequence[Any], store: ResponseStore | None, param: str, known: Container[str | None] = ()
+) -> list[Any]:
+    """These items (`InputItem`), with stored ones in place of references to them.
+
+    Args:
+      items: The items.
+      store: None stores nothing.
+      param: The field that has them.
+      known: Ids of items that are there already: references to them are left out.
+
+    Raises:
+      ObjectNotFoundError: There is no such item, or it is another API key's.
+      RequestError: An item is a reference, and nothing is stored.
+    """
+    if not any(isinstance(item, ItemReference) for item in items):
+        return list(items)
+    if store is None:
+        raise RequestError(f"has an item_reference: {NOTHING_STORED}", param=param)
+    items = [item for item in items if not (isinstance(item, ItemReference) and item.id in known)]
+    wanted = [item.id for item in items if isinstance(item, ItemReference)]
+    owner = current_owner()
+    found = await store.call(lambda database: database.find_items(owner, wanted))
+    for item_id in wanted:
+        if item_id not in found:
+            raise not_found("item", item_id, param)
+    stored = dict(zip(found, input_items(list(found.values())), strict=True))
+    return [stored[item.id] if isinstance(item, ItemReference) else item for item in items]
 
 
 async def _items_before(request: ResponseRequest, store: ResponseStore) -> list[Any]:
