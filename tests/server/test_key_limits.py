@@ -58,12 +58,12 @@ def test_a_refused_request_costs_nothing():
 
 def test_keys_have_their_own_and_a_limit_may_change():
     limits, clock = KeyLimits(clock := Clock()), clock
-    a, b = ApiKey("a", "", requests_per_minute=1), ApiKey("b", "", requests_per_minute=1)
+    a, b = ApiKey("default", "a", requests_per_minute=1), ApiKey("default", "b", requests_per_minute=1)
     limits.admit(a)
     limits.admit(b)
     refused(limits, a)
-    limits.admit(ApiKey("a", ""))  # its limit was taken away
+    limits.admit(ApiKey("default", "a"))  # its limit was taken away
     clock.now += 60
     for _ in range(1):
-        limits.admit(ApiKey("a", "", requests_per_minute=100))
-    refused(limits, ApiKey("a", "", requests_per_minute=100))  # what was saved up was of the old limit
+        limits.admit(ApiKey("default", "a", requests_per_minute=100))
+    refused(limits, ApiKey("default", "a", requests_per_minute=100))  # what was saved up was of the old limit

@@ -77,7 +77,7 @@ class KeyLimits:
         if per_minute is None:
             return None
         now = self._clock()
-        allowance = self._allowances.setdefault((key.name, what), _Allowance(per_minute, per_minute, now))
+        allowance = self._allowances.setdefault((key.sha256, what), _Allowance(per_minute, per_minute, now))
         allowance.refill(per_minute, now)  # of a limit that may have changed since
         return allowance
 
@@ -149,14 +149,12 @@ class UsageAccounting:
         return asked if key is None or key.priority is None else max(asked, key.priority)
 
     def client(self) -> str | None:
-        """Whose the current request is: the name of its key, without keys its address, None if that is not known."""
-        key = current_api_key.get()
-        return current_address.get() if key is None else f"key {key.name}"
+        """Whose the current request is, which nobody reads: its key, whatever its name, or without keys its address.
 
-    def owner(self) -> str | None:
-        """Who may see what the current request leaves behind: its key, whatever its name, or its client's address."""
+        Who shares a step's tokens with others, and who may see what a request leaves behind.
+        """
         key = current_api_key.get()
-        return current_address.get() if key is None else f"key {key.sha256}"
+        return current_address.get() if key is None else key.sha256
 
     def start(self) -> PromptUsage | None:
         """Begins to count one prompt and its answer; None if there is neither a key nor a request log."""

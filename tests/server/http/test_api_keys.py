@@ -175,11 +175,17 @@ def test_requests_are_those_of_their_key_or_address(serve, built_engine, tmp_pat
         add_sequence(sequence)
 
     monkeypatch.setattr(scheduler, "add_sequence", note_client)
-    server = serve(api_key_file=tmp_path / "keys")
-    assert [ask(server, texts[name]).status_code for name in ("ada", "bob")] == [200, 200]
+    server = serve(api_key_file=tmp_path / "keys", api_keys=("one", "two"))
+    keys = (texts["ada"], texts["bob"], "one", "two")
+    assert [ask(server, key).status_code for key in (*keys, "one")] == [200] * 5
     server.stop()
     assert ask(serve(), "any").status_code == 200
-    assert seen == ["key ada", "key bob", "127.0.0.1"]
+    assert len(set(seen[:4])) == 4, "keys given as options share a name"
+    assert seen[4:] == [seen[2], "127.0.0.1"]
+    assert [ApiKeys(("one", "two"), tmp_path / "keys").shown(client) for client in (*seen[:4], seen[5])] == [
+        *("key ada", "key bob", "key default", "key default"),
+        "127.0.0.1",
+    ]
 
 
 @pytest.mark.parametrize(("priority", "admin"), [(None, False), (0, True)])

@@ -94,7 +94,7 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
     try:
         with context.engine.reserve(job.prompts.num_prompts * job.params.n):
             async with asyncio.timeout(timeout):
-                owner = context.accounting.owner()  # threads do not know it
+                owner = context.accounting.client()  # threads do not know it
                 tokenize = functools.partial(context.thinking.tokenize, job, owner)
                 prompts = await context.run_in_worker(tokenize, is_quick=job.prompts.is_quick)
                 grammars: list[Grammar | None] = [None] * len(prompts)
@@ -147,7 +147,7 @@ async def _generate_one(
             final_only=not job.stream,
             grammar=grammar,
         )
-        listener = context.thinking.listen(job, prompt, context.accounting.owner())
+        listener = context.thinking.listen(job, prompt, context.accounting.client())
         is_first = not job.params.computes_whole_prompt
         async with aclosing(outputs):
             async for output in outputs:

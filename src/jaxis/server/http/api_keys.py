@@ -87,6 +87,10 @@ class ApiKeys:
         found = [key for key in self._keys if hmac.compare_digest(digest, key.sha256)]
         return found[0] if found else None
 
+    def shown(self, client: str | None) -> str | None:
+        """A client as operators know it: a key by its name, an address as it is."""
+        return next((f"key {key.name}" for key in self._keys if key.sha256 == client), client)
+
     def reload(self) -> None:
         """Reads the file again; if it cannot be used, says so in the log and keeps the keys that it had."""
         if self._path is None:

@@ -67,7 +67,7 @@ async def list_requests(parts: Parts) -> RequestList:
             info = RequestInfo(
                 id=request.request_id,
                 model=entry.context.model.name,
-                client=request.client,
+                client=parts.keys.shown(request.client),
                 priority=request.priority,
                 state="preparing" if state is None else state.status,
                 prompt_tokens=request.num_prompt_tokens,
