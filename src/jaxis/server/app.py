@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi import params as fastapi_params
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -146,27 +147,38 @@ def create_models_app(models: ServedModels, config: ServerConfig) -> FastAPI:
             expose_headers=["X-Request-Id", "Retry-After", "Request-Id", HEADER],
         )
     app.add_middleware(HostMiddleware)
-    app.add_middleware(HeadMiddleware)
+    app.add_middleware(MethodMiddleware)
     app.add_middleware(RequestLogMiddleware, quiet_paths=quiet_paths, on_response=metrics.http_response)
     return app
 
 
-class HeadMiddleware:
-    """Lets the application answer HEAD as GET; uvicorn, which still sees a HEAD, leaves out the body."""
+class MethodMiddleware:
+    """Lets the application answer HEAD as GET, and the OPTIONS of a load balancer's health check.
+
+    uvicorn, which still sees a HEAD, leaves out the body. HAProxy checks by `OPTIONS / HTTP/1.0` unless told otherwise.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
+        method = scope["method"] if scope["type"] == "http" else ""
+        is_check = method == "OPTIONS" and scope["path"] in (OPEN_PATHS | {"/"}) and not _is_preflight(scope)
+        if method != "HEAD" and not is_check:
             await self._app(scope, receive, send)
             return
         inner = {**scope, "method": "GET"}
+        if is_check and scope["path"] == "/":
+            inner["path"] = "/health"
         try:
             await self._app(inner, receive, send)
         finally:
             if "route" in inner:  # what the log and metrics outside of here know a request by
                 scope["route"] = inner["route"]
+
+
+def _is_preflight(scope: Scope) -> bool:
+    return any(name == b"origin" for name, _ in scope["headers"])
 
 
 def _response_store(config: ServerConfig) -> ResponseStore | None:
@@ -177,24 +189,30 @@ def _response_store(config: ServerConfig) -> ResponseStore | None:
 
 def _add_routes(app: FastAPI, config: ServerConfig) -> None:
     generates = [Depends(check_generates)]
-    app.include_router(openai.router, dependencies=generates)
-    app.include_router(stored_responses.router)
-    app.include_router(anthropic.router, dependencies=generates)
-    app.include_router(models.router)
-    app.include_router(several.router)
+    app.state.routes = []
+
+    def add(router: APIRouter, dependencies: Sequence[fastapi_params.Depends] | None = None) -> None:
+        app.include_router(router, dependencies=dependencies)
+        app.state.routes += router.routes
+
+    add(openai.router, dependencies=generates)
+    add(stored_responses.router)
+    add(anthropic.router, dependencies=generates)
+    add(models.router)
+    add(several.router)
     if config.tokenizer_info:
-        app.include_router(models.tokenizer_router)
-    app.include_router(llama_cpp.router, dependencies=generates)
-    app.include_router(lora.router)
-    app.include_router(tokenize.router)
-    app.include_router(tokens.router, dependencies=generates)
-    app.include_router(operations.router)
-    app.include_router(requests.router)
-    app.include_router(weights.router)
+        add(models.tokenizer_router)
+    add(llama_cpp.router, dependencies=generates)
+    add(lora.router)
+    add(tokenize.router)
+    add(tokens.router, dependencies=generates)
+    add(operations.router)
+    add(requests.router)
+    add(weights.router)
     if config.ollama_api:
-        app.include_router(ollama.router)
-        app.include_router(pooling.ollama_router)
-    app.include_router(pooling.router)
+        add(ollama.router)
+        add(pooling.ollama_router)
+    add(pooling.router)
     if config.webui:
         add_chat_page(app, greets_ollama=config.ollama_api)
     elif config.ollama_api:

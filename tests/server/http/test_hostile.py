@@ -187,6 +187,9 @@ def test_headers_that_proxies_disagree_on_are_refused(server, headers, status):
         assert connection.recv(65536).split()[1] == b"431"
 
 
+HEALTH_CHECKS = [b"OPTIONS /", b"OPTIONS /health", b"GET /health", b"HEAD /ping", b"GET /ready"]
+
+
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("head", "status"),
@@ -204,10 +207,16 @@ def test_headers_that_proxies_disagree_on_are_refused(server, headers, status):
         (b"GET http://127.0.0.1:8000/version HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n", b"200"),
         (b"GET /version HTTP/1.1\r\nHost: [::1]:8000\r\n", b"200"),
         (b"GET /version HTTP/1.1\r\nHost: LocalHost\r\n", b"200"),
+        (b"GET /version HTTP/1.1\r\nHost: localhost.:8000\r\n", b"200"),
+        (b"GET /version HTTP/1.1\r\nHost: LLM.example.\r\n", b"200"),
+        (b"GET /version HTTP/1.0\r\n", b"403"),
+        # Health checks, as of HAProxy.
+        *((b"%s HTTP/1.0\r\n" % check, b"200") for check in HEALTH_CHECKS),
+        *((b"%s HTTP/1.0\r\nHost: evil.example\r\n" % check, b"403") for check in HEALTH_CHECKS),
     ],
 )
 def test_a_request_says_clearly_which_host_it_is_for(serve, head, status):
-    server = serve(only_allowed_hosts=True)
+    server = serve(only_allowed_hosts=True, allowed_hosts=("llm.example:8000",))
     with connect(server, head + b"\r\n") as connection:
         assert connection.recv(65536).split()[1] == status
 

@@ -1,5 +1,6 @@
 """Which requests are admitted, which are too large, and what happens when a client disconnects."""
 
+import gzip
 import json
 import socket
 import threading
@@ -97,10 +98,66 @@ def test_broken_json_is_a_bad_request(http, body):
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_wrong_method_and_path_are_error_objects(http):
-    assert http.get("/v1/completions").status_code == 405
-    response = http.get("/v2/completions")
-    assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
+@pytest.mark.parametrize(
+    ("headers", "body", "message"),
+    [
+        ({"Content-Type": "application/x-www-form-urlencoded"}, b"{}", "send Content-Type: application/json"),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, b"--x--", "send Content-Type: application/json"),
+        ({}, b"{}", "must be application/json, and there is none"),
+        ({"Content-Type": "application/jsonx"}, b"{}", "it is 'application/jsonx'"),
+        ({"Content-Type": "application/json; charset=utf-16"}, "{}".encode("utf-16"), "names charset=utf-16"),
+        ({"Content-Type": "application/json"}, "{}".encode("utf-16"), "the body is text in UTF-16"),
+        (
+            {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+            gzip.compress(b"{}"),
+            "Content-Encoding: gzip",
+        ),
+        ({"Content-Type": "application/json"}, gzip.compress(b"{}"), "compressed by gzip"),
+        ({"Content-Type": "application/json"}, b" ", "the body is empty"),
+        ({"Content-Type": "application/json"}, b"", "the body is empty"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize", "/api/chat"])
+def test_what_is_wrong_with_a_bodys_wrapping_is_named(http, path, headers, body, message):
+    origin = {"Origin": "null"}  # with which Ollama's routes read the header
+    answer = http.post(path, content=body, headers=headers | origin)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert message in (error if isinstance(error, str) else error["message"])
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "Application/JSON; charset=UTF-8", 'application/ld+json; charset="utf-8"']
+)
+def test_json_is_json_under_any_of_its_names(http, content_type):
+    answer = http.post("/tokenize", content=b'{"prompt": "a"}', headers={"Content-Type": content_type})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        ("GET", "/v1/completions", 405, "does not take GET: use POST"),
+        ("PUT", "/v1/responses/a", 405, "use DELETE, GET"),
+        ("GET", "/api/chat", 405, "does not take GET: use POST"),
+        ("GET", "/v2/completions", 404, "there is no '/v2/completions' here: did you mean /v1/completions?"),
+        ("POST", "/chat/completions", 404, "/v1 is missing, call /v1/chat/completions"),
+        ("GET", "/models/", 404, "did you mean"),
+        ("POST", "/messages", 404, "/v1 is missing, call /v1/messages"),
+        ("POST", "/v1/v1/messages", 404, "did you mean /v1/messages?"),
+        ("POST", "/openai/v1/chat/completions", 404, "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/chat/completions/", 404, "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/chat/completion", 404, "did you mean /v1/chat/completions?"),
+        ("GET", "/v1/models/", 404, "did you mean /v1/models?"),
+        ("GET", "/zzzzz", 404, "/openapi.json lists what there is"),
+    ],
+)
+def test_an_unknown_path_or_method_names_what_is_known(http, method, path, status, message):
+    answer = http.request(method, path)
+    error = answer.json()["error"]
+    assert answer.status_code == status
+    assert message in (error if isinstance(error, str) else error["message"])
+    assert ("allow" in answer.headers) == (status == 405)
 
 
 def test_request_id_is_the_clients_if_decent(http):

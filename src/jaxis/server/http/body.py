@@ -9,12 +9,14 @@ import re
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from email.message import Message
 from typing import Annotated, Any, ClassVar, NoReturn, Protocol
 
 from fastapi import Request, Response
 from fastapi.exceptions import HTTPException, RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from starlette.datastructures import Headers
 
 from jaxis.sampling_params import Bounds
 
@@ -118,23 +120,54 @@ MAX_NESTING = 100  # JSON schemas and template arguments nest, and the code that
 LARGE_BYTES = 64 * 1024  # larger bodies are read in a thread: they take milliseconds
 _TOO_DEEP = f"the body is nested deeper than {MAX_NESTING} levels: flatten it"
 _CONTAINERS = (dict, list)
+_OTHER_ENCODINGS = {  # by how they begin
+    b"\x1f\x8b": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"\xff\xfe": "text in UTF-16",
+    b"\xfe\xff": "text in UTF-16",
+}
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def wrapping_fault(headers: Headers) -> str | None:
+    """What is wrong with how a body is sent, by the request's headers; None if nothing is, or there is no body."""
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        return None
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        return f"the body is compressed (Content-Encoding: {encoding[:40]}): send it as it is"
+    content_type = headers.get("content-type", "")
+    message = Message()
+    message["content-type"] = content_type
+    kind = message.get_content_type() if content_type else ""
+    # A page's script may send other types anywhere, without the browser asking first.
+    if not (kind.startswith("application/") and kind.removeprefix("application/").split("+")[-1] == "json"):
+        sent = f"it is {content_type[:100]!r}" if content_type else "there is none"
+        return f"the Content-Type header must be application/json, and {sent}: send Content-Type: application/json"
+    charset = str(message.get_param("charset", "utf-8")).lower()
+    if charset not in ("utf-8", "utf8", "us-ascii"):
+        return f"the Content-Type header names charset={charset[:40]}: send JSON in UTF-8"
+    return None
 
 
 def parse_json(body: bytes) -> Any:
     """Decodes a JSON body.
 
     Raises:
-      ValueError: It is not JSON in UTF-8, is nested too deep, names a key twice in an object, holds a number that JSON
-        does not have (NaN, Infinity), or half of a surrogate pair.
+      ValueError: It is empty, is not JSON in UTF-8, is nested too deep, names a key twice in an object, holds a number
+        that JSON does not have (NaN, Infinity), or half of a surrogate pair.
     """
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"the body is not UTF-8 text: byte {error.start} is wrong") from None
+        name = next((name for start, name in _OTHER_ENCODINGS.items() if body.startswith(start)), None)
+        found = f"is not UTF-8 text: byte {error.start} is wrong" if name is None else f"is {name}: send JSON in UTF-8"
+        raise ValueError(f"the body {found}") from None
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
+        if not text.strip():
+            raise ValueError("the body is empty: send a JSON object") from None
         raise ValueError(f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except ValueError as error:
         if "digits" in str(error):  # Python's own message advises changing a Python setting
@@ -204,6 +237,8 @@ class StrictJSONRoute(APIRoute):
         handler, body_field = super().get_route_handler(), self.body_field
 
         async def handle(request: Request) -> Response:
+            if body_field is not None and (fault := wrapping_fault(request.headers)) is not None:
+                raise HTTPException(400, fault)
             answered = StrictJSONRequest(request, body_field)
             return await request.app.state.parts.models.answer(answered, handler)
 

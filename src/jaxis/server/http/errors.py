@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxis.errors import (
@@ -232,11 +234,36 @@ def install_error_handlers(app: FastAPI) -> None:
     """Makes every error of the application's routes an error object. Call it before other middleware is added."""
 
     async def handle(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.detail in _OF_ROUTER:
+            return route_error(app, request.scope["path"], request.method).response()
         return api_error(error, error_dialect(request.scope)).response()
 
     for kind in (JaxisError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
     app.add_middleware(FaultMiddleware)
+
+
+_OF_ROUTER = ("Not Found", "Method Not Allowed")  # what Starlette says where no route answers
+
+
+def route_error(app: FastAPI, path: str, method: str) -> ApiError:
+    """The error for a path and method that no route answers: which methods it has, or which path was meant."""
+    routes = [route for route in (*app.routes, *app.state.routes) if isinstance(route, Route)]
+    allowed = {name for route in routes if route.path_regex.match(path) for name in route.methods or ()}
+    if allowed - {method}:
+        names = ", ".join(sorted(allowed))
+        return ApiError(405, f"{path[:100]!r} does not take {method[:20]}: use {names}", headers={"Allow": names})
+    parts = [part for part in path.split("/") if part]
+    ends = ["/" + "/".join(parts[start:]) for start in range(max(1, len(parts) - 1))]
+    candidates = [each for end in ends for each in (f"/v1{end}", end)]
+    meant = next((each for each in candidates if any(route.path_regex.match(each) for route in routes)), None)
+    if meant == f"/v1{path}":
+        return ApiError(404, f"there is no {path[:100]!r}: /v1 is missing, call {meant}")
+    if meant is None:
+        known = [route.path for route in routes if "{" not in route.path]
+        meant = next(iter(difflib.get_close_matches(path[:100], known, 1, 0.7)), None)
+    advice = "/openapi.json lists what there is" if meant is None else f"did you mean {meant[:100]}?"
+    return ApiError(404, f"there is no {path[:100]!r} here: {advice}")
 
 
 def _validation_error(error: RequestValidationError) -> ApiError:
@@ -249,7 +276,8 @@ def _validation_error(error: RequestValidationError) -> ApiError:
     if fault["type"] == "extra_forbidden":
         return ApiError(400, f"{where} is not a known parameter: leave it out", param, "unknown_parameter")
     if fault["type"] == "missing":
-        return ApiError(400, f"{where or 'the request body'} is missing", param, "missing_parameter")
+        message = f"{where} is missing" if where else "the body is empty: send a JSON object"
+        return ApiError(400, message, param, "missing_parameter")
     if fault["type"] == "union_tag_invalid":
         kind, known = str(fault["ctx"]["tag"])[:100], str(fault["ctx"]["expected_tags"]).replace("'", "")
         return ApiError(400, f"{where}: the type {kind!r} is not supported here; known are {known}", param)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from jaxis.server.http.api_keys import OPEN_PATHS
 from jaxis.server.http.errors import ApiError
 from jaxis.server.listener import is_loopback
 
@@ -40,18 +41,21 @@ class HostMiddleware:
 class AllowedHostMiddleware:
     """Refuses requests to other hosts.
 
+    Health checks may name none, as load balancers do: a browser always names one.
+
     Args:
-      hosts: The names and addresses; loopback addresses are always allowed.
+      hosts: The names and addresses, with or without a port; loopback addresses are always allowed.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
         self._app = app
-        self._hosts = frozenset(host.lower() for host in hosts)
+        self._hosts = frozenset(_without_port(host) or host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            host = _without_port(next(iter(_hosts(scope)), "").lower())
-            if host not in self._hosts and not is_loopback(host):
+            host = _without_port(next(iter(_hosts(scope)), ""))
+            is_health_check = not host and scope["path"] in OPEN_PATHS
+            if host not in self._hosts and not is_loopback(host) and not is_health_check:
                 error = ApiError(
                     403,
                     f"the server was not called by a name that it has, but as {host[:200]!r}: call it as localhost, or "
@@ -82,5 +86,5 @@ def _host_fault(scope: Scope) -> str | None:
 
 
 def _without_port(host: str) -> str:
-    match = _HOST.fullmatch(host)
-    return "" if match is None else match["host"].strip("[]")
+    match = _HOST.fullmatch(host.lower())
+    return "" if match is None else match["host"].strip("[]").removesuffix(".")

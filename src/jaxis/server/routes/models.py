@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, Field
 
 from jaxis.errors import RequestError
@@ -181,6 +181,8 @@ async def list_models(parts: Parts) -> ModelList:
 @router.get("/v1/models/{model:path}", responses=LOOKUP_ERRORS)
 async def retrieve_model(model: str, parts: Parts) -> ModelCard:
     """One of them."""
+    if not model:
+        raise HTTPException(404)  # as of an unknown path
     return _card(model, parts.models.entry(model))
 
 
