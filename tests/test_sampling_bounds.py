@@ -14,8 +14,7 @@ from jaxis.server.openai.fields import SamplingFields
 def test_parameters_are_taken_to_their_bounds_and_no_further(name):
     bounds = (INTEGER_BOUNDS | NUMBER_BOUNDS)[name]
     step = 1 if name in INTEGER_BOUNDS else 1e-6
-    refused = [bounds.low if bounds.excludes_low else bounds.low - step]
-    taken = [bounds.low + step if bounds.excludes_low else bounds.low]
+    refused, taken = [bounds.low - step], [bounds.low]
     if bounds.high is not None:
         refused.append(bounds.high + step)
         taken.append(bounds.high)
@@ -33,9 +32,12 @@ def test_parameters_are_taken_to_their_bounds_and_no_further(name):
                 SamplingFields(**{name: value})
 
 
-@pytest.mark.parametrize(("temperature", "greedy"), [(0, True), (1e-6, True), (MIN_TEMPERATURE, False), (1.0, False)])
-def test_greedy_means_the_same_to_parameters_and_batches(temperature, greedy):
-    params = SamplingParams(temperature=temperature)
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "greedy"),
+    [(0, 1, True), (1e-6, 1, True), (MIN_TEMPERATURE, 1, False), (1.0, 1, False), (1.0, 0, True), (1.0, 1e-6, False)],
+)
+def test_greedy_means_the_same_to_parameters_and_batches(temperature, top_p, greedy):
+    params = SamplingParams(temperature=temperature, top_p=top_p)
     assert params.greedy == greedy
     # A row of a batch needs a seed of its own only if something is drawn.
     assert (with_row_seed(params, "key", Row(0, {}, "r0")).seed is None) == greedy

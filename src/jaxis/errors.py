@@ -75,14 +75,22 @@ class ContextLengthError(RequestError):
     Attributes:
       num_prompt_tokens: The prompt's length.
       max_model_len: Most tokens of a request, prompt and output together.
+
+    Args:
+      num_prompt_tokens: See above.
+      max_model_len: See above.
+      at_least: The prompt may be longer.
+      may_grow: The model allows a larger max_model_len.
     """
 
-    def __init__(self, num_prompt_tokens: int, max_model_len: int, *, at_least: bool = False) -> None:
+    def __init__(
+        self, num_prompt_tokens: int, max_model_len: int, *, at_least: bool = False, may_grow: bool = True
+    ) -> None:
         # Clients look for the words "maximum context length is N tokens".
         super().__init__(
             f"the prompt has {'at least ' if at_least else ''}{num_prompt_tokens} tokens, and this model's maximum "
-            f"context length is {max_model_len} tokens, which must hold the prompt and at least one more: shorten it, "
-            "or start the server with a larger --max-model-len"
+            f"context length is {max_model_len} tokens, which must hold the prompt and at least one more: shorten it"
+            + (", or start the server with a larger --max-model-len" if may_grow else "")
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len

@@ -25,23 +25,16 @@ class Bounds:
 
     Attributes:
       low, high: Both inclusive; None is unbounded.
-      excludes_low: `low` itself is not allowed.
     """
 
     low: float
     high: float | None = None
-    excludes_low: bool = False
 
     def __contains__(self, value: float) -> bool:
-        above = value > self.low if self.excludes_low else value >= self.low
-        return above and (self.high is None or value <= self.high)
+        return value >= self.low and (self.high is None or value <= self.high)
 
     def __str__(self) -> str:
-        if self.high is None:
-            return f"at least {self.low}"
-        return (
-            f"more than {self.low} and at most {self.high}" if self.excludes_low else f"from {self.low} to {self.high}"
-        )
+        return f"at least {self.low}" if self.high is None else f"from {self.low} to {self.high}"
 
 
 # What SamplingParams, the server's requests and the command line accept.
@@ -68,7 +61,7 @@ _OPTIONAL_INTEGERS = {
 }
 NUMBER_BOUNDS = {
     "temperature": Bounds(0),
-    "top_p": Bounds(0, 1, excludes_low=True),
+    "top_p": Bounds(0, 1),
     "min_p": Bounds(0, 1),
     "frequency_penalty": Bounds(-2, 2),
     "presence_penalty": Bounds(-2, 2),
@@ -88,7 +81,7 @@ class SamplingParams:
       n: Completions to return for the prompt, each sampled independently.
       temperature: Logits are divided by it before the filters below; 0, or less than MIN_TEMPERATURE, is greedy.
       top_k: Keep the k most likely tokens; 0 or -1 keeps all.
-      top_p: Keep the smallest set of most likely tokens whose probability reaches this; 1 keeps all.
+      top_p: Keep the smallest set of most likely tokens whose probability reaches this; 1 keeps all, 0 is greedy.
       min_p: Drop tokens less likely than this share of the most likely one; 0 keeps all.
       frequency_penalty: Subtracted from a token's logit once for every time it was generated; -2 to 2.
       presence_penalty: Subtracted from a token's logit if it was generated at all; -2 to 2.
@@ -193,7 +186,7 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
-        return self.temperature < MIN_TEMPERATURE
+        return self.temperature < MIN_TEMPERATURE or self.top_p == 0
 
     @property
     def computes_whole_prompt(self) -> bool:

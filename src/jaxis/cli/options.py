@@ -135,9 +135,8 @@ def parse_additional_config(text: str) -> dict[str, Any]:
 
 
 def bounded(bounds: Bounds, help: str, **settings: Any) -> OptionInfo:
-    """An option with a parameter's bounds. Typer has no open ones: SamplingParams checks those."""
-    low = None if bounds.excludes_low else bounds.low
-    return typer.Option(help=help, min=low, max=bounds.high if low is not None else None, **settings)
+    """An option with a parameter's bounds."""
+    return typer.Option(help=help, min=bounds.low, max=bounds.high, **settings)
 
 
 def _sampling(name: str, help: str, **settings: Any) -> OptionInfo:

@@ -166,7 +166,8 @@ class LLMEngine:
         Raises:
           RequestError: The prompt or a parameter cannot be honoured; nothing was queued.
         """
-        prompt_token_ids = self._factory.checked_prompt(prompt_token_ids)
+        # The last token is never computed: a prompt that fills the context can be scored.
+        prompt_token_ids = self._factory.checked_prompt(prompt_token_ids, spare=0 if params.max_tokens == 1 else 1)
         self._factory.check_needs_no_tokenizer(params)
         self.connector.check(params)
         if variant:

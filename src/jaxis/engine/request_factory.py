@@ -140,7 +140,7 @@ class RequestFactory:
             prompt_token_ids,
             params,
             self._eos_token_ids,
-            min(self._max_model_len, len(prompt_token_ids) + max_tokens),
+            max(len(prompt_token_ids) + 1, min(self._max_model_len, len(prompt_token_ids) + max_tokens)),
             arrival=self._num_requests,
             priority=priority,
             client=client,

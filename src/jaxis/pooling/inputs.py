@@ -56,7 +56,7 @@ class InputReader:
         self.tokenizer, self.max_tokens = tokenizer, max_tokens
         self._settings, self._vocab_size, self._template = settings, vocab_size, template
         # What is sure to be too long is refused before it is tokenized.
-        self._limited = None if tokenizer is None else tokenizer.limited_to(max_tokens + 1)
+        self._limited = None if tokenizer is None else tokenizer.limited_to(max_tokens)
 
     def read(
         self,

@@ -63,7 +63,8 @@ def model_context(
         DECODERS.start()
     model = ServedModel(
         names=config.served_model_names,
-        tokenizer=engine.tokenizer and engine.tokenizer.limited_to(engine.info.max_model_len),
+        tokenizer=engine.tokenizer
+        and engine.tokenizer.limited_to(engine.info.max_model_len, may_grow=engine.info.may_grow),
         default_sampling_params=engine.info.default_sampling_params,
         grammar_compiler=engine.grammar_compiler,
         parsers=parsers,

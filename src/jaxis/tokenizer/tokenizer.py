@@ -71,7 +71,7 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in decoders
         self._byte_fallback = "ByteFallback" in decoders
         self._bytes_of_token: dict[int, bytes] = {}
-        self._limit: tuple[LengthBound, int] | None = None
+        self._limit: tuple[LengthBound, int, bool] | None = None
         self._context_id = next(reversed(backend.encode("a", add_special_tokens=False).ids), None)
 
     @classmethod
@@ -84,17 +84,18 @@ class Tokenizer:
         found = read_checkpoint_tokenizer(Path(path))
         return None if found is None else cls(*found)
 
-    def limited_to(self, max_model_len: int) -> Tokenizer:
+    def limited_to(self, max_model_len: int, *, may_grow: bool = True) -> Tokenizer:
         """This tokenizer for the prompts of a model: `encode` refuses those that are too long before it reads them.
 
         It refuses by their bytes, which takes milliseconds for texts whose tokenizing takes seconds and gigabytes. A
         text that is not refused may still have too many tokens.
 
         Args:
-          max_model_len: Most tokens of a sequence, prompt and at least one more.
+          max_model_len: Most tokens of a prompt.
+          may_grow: See `ContextLengthError`.
         """
         limited = copy.copy(self)
-        limited._limit = LengthBound.of(self._backend), max_model_len
+        limited._limit = LengthBound.of(self._backend), max_model_len, may_grow
         return limited
 
     def to_json(self) -> str:
@@ -283,9 +284,9 @@ class Tokenizer:
             if not isinstance(text, str):
                 raise RequestError(f"the text to encode must be a string, not {type(text).__name__}")
         if self._limit is not None:
-            bound, max_model_len = self._limit
-            if (least := sum(map(bound.least_num_tokens, texts))) >= max_model_len:
-                raise ContextLengthError(least, max_model_len, at_least=True)
+            bound, max_model_len, may_grow = self._limit
+            if (least := sum(map(bound.least_num_tokens, texts))) > max_model_len:
+                raise ContextLengthError(least, max_model_len, at_least=True, may_grow=may_grow)
         for text in texts:
             try:
                 text.encode("utf-8")

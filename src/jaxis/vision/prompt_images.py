@@ -93,7 +93,7 @@ class PromptImages:
             for _, source in spans
         ]
         num_tokens = len(token_ids) + sum(each.least_tokens(processor) - 1 for each in opened)
-        if num_tokens >= self._max_model_len:
+        if num_tokens > self._max_model_len:
             raise ContextLengthError(num_tokens, self._max_model_len, at_least=True)
         expanded: list[int] = []
         inputs: list[EmbeddedInput] = []

@@ -150,7 +150,7 @@ def test_content_in_parts_is_the_text(expected, client):
     ("more", "param"),
     [
         ({"temperature": -1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"n": 129}, "n"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"stop": [""]}, "stop"),

@@ -97,6 +97,11 @@ def test_a_prediction_changes_nothing_but_the_count_of_guesses(expect, built_eng
     assert chunks[-1].usage.completion_tokens_details.accepted_prediction_tokens > 0
 
 
+def test_top_p_of_nothing_is_greedy(expect, client):
+    for seed in range(3):
+        assert texts(ask(client, temperature=2, top_p=0, seed=seed)) == expected_texts(expect["greedy"])
+
+
 def test_parameters_change_the_answer(expect):
     """So that the tests above can fail."""
     outputs = [expect[name].outputs[0].token_ids[:4] for name in ("eight", "biased", "allowed", "sampled")]
@@ -215,6 +220,21 @@ def test_echo_of_the_prompt_alone(client):
     assert answer.usage.completion_tokens == 0
     assert answer.choices[0].finish_reason == "length"
     assert "".join(answer.choices[0].logprobs.tokens) == PROMPT
+
+
+def test_a_prompt_that_fills_the_context_can_be_scored(built_engine, client):
+    context = built_engine.engine.max_model_len
+    prompt = [7 + i % 90 for i in range(context)]
+    whole = ask(client, prompt=prompt, max_tokens=0, echo=True, logprobs=0).choices[0].logprobs.token_logprobs
+    part = ask(client, prompt=prompt[:-1], max_tokens=0, echo=True, logprobs=0).choices[0].logprobs.token_logprobs
+    assert len(whole) == context
+    assert whole[1:-1] == pytest.approx(part[1:], abs=1e-3)
+    [last] = ask(client, prompt=prompt[:-1], max_tokens=1, logprobs=0, logit_bias={str(prompt[-1]): 100}).choices
+    assert whole[-1] == pytest.approx(last.logprobs.token_logprobs[0], abs=1e-3)
+    for more in ({"max_tokens": 2}, {"max_tokens": 0, "prompt": [*prompt, 7]}, {"prompt": "a b " * context}):
+        with pytest.raises(openai.BadRequestError, match=f"maximum context length is {context} tokens") as caught:
+            ask(client, **{"prompt": prompt, "echo": True} | more)
+        assert "--max-model-len" not in str(caught.value), "it is the model's own limit"
 
 
 def test_tokens_as_ids(expect, client):

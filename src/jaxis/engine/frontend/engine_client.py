@@ -73,6 +73,11 @@ class EngineInfo:
     request_bytes: int = 0
     input_files: str = ""
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether the model allows a longer context than it was started with, as far as is known."""
+        return self.trained_len is None or self.max_model_len < self.trained_len
+
     @classmethod
     def of(cls, built: BuiltEngine) -> EngineInfo:
         """Describes an engine."""

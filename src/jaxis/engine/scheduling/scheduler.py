@@ -153,7 +153,9 @@ class Scheduler:
         """
         if sequence.num_prompt_tokens == 0:
             raise RequestError("the prompt is empty: give at least one token")
-        if sequence.max_total_tokens > self.max_model_len:
+        # The last token is sampled and returned, but never computed: a prompt may fill the context.
+        fills_context = sequence.num_prompt_tokens == self.max_model_len
+        if sequence.max_total_tokens > self.max_model_len + fills_context:
             raise RequestError(
                 f"the request may grow to {sequence.max_total_tokens} tokens, more than "
                 f"max_model_len={self.max_model_len}: shorten its prompt or lower max_tokens"
@@ -163,7 +165,6 @@ class Scheduler:
                 f"the prompt has {sequence.num_tokens} tokens, which leaves none to generate of at most "
                 f"{sequence.max_total_tokens} in all (max_model_len={self.max_model_len}): shorten it"
             )
-        # The last token is sampled and returned, but never computed.
         shortage = self.block_manager.shortage(sequence.max_total_tokens - 1, self.max_num_batched_tokens)
         if shortage is not None:
             num_needed, num_blocks = shortage

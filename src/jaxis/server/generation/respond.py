@@ -135,8 +135,9 @@ async def _generate_one(
         context.metrics.request(job.params, arrival) as request,
         context.trace(job.prompts.operation, request_id, request),
     ):
-        if len(prompt.token_ids) >= engine.info.max_model_len:
-            raise ContextLengthError(len(prompt.token_ids), engine.info.max_model_len)
+        if len(prompt.token_ids) + (job.params.max_tokens != 1) > engine.info.max_model_len:
+            info = engine.info
+            raise ContextLengthError(len(prompt.token_ids), info.max_model_len, may_grow=info.may_grow)
         outputs = engine.generate(
             prompt,
             job.params_with(grammar),

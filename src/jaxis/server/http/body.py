@@ -29,10 +29,7 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 
 def bounded(bounds: Bounds, *, high: float | None = None) -> Any:
     """A field that is None by default and has a parameter's bounds; `high` where the parameter itself has none."""
-    high = bounds.high if high is None else high
-    if bounds.excludes_low:
-        return Field(None, gt=bounds.low, le=high)
-    return Field(None, ge=bounds.low, le=high)
+    return Field(None, ge=bounds.low, le=bounds.high if high is None else high)
 
 
 @dataclass(frozen=True)

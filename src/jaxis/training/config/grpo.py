@@ -105,8 +105,9 @@ class GrpoParams(ConfigSection):
         except RequestError as error:
             raise ConfigError(f"training.grpo.{error}") from None
         if params.greedy:
+            name = "temperature" if self.top_p else "top_p"
             raise ConfigError(
-                f"training.grpo.temperature={self.temperature} makes all answers of a group alike: give one above 0"
+                f"training.grpo.{name}={getattr(self, name)} makes all answers of a group alike: give one above 0"
             )
 
     @property
