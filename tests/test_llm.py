@@ -104,6 +104,7 @@ def test_default_parameters_run_to_the_end_of_the_context(start_llm):
         ([1] * 1024, "1024 tokens, and max_model_len=1024"),
         ([TEXT, [1] * 2000], "prompt 1 of 2: .*2000 tokens"),
         ({"text": TEXT}, "unknown keys"),
+        ([{"role": "user", "content": TEXT}], r"call llm\.chat\(messages\)"),
         ({}, "exactly one of"),
         ({"prompt": TEXT, "prompt_token_ids": [1]}, "exactly one of"),
         ({"prompt": [1, 2]}, "'prompt' is list; expected a string"),

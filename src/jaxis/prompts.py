@@ -166,6 +166,8 @@ def _open(prompt: Mapping[str, Any], where: str) -> tuple[str | Sequence[int], s
     for key in _UNSUPPORTED_KEYS & prompt.keys():
         if prompt[key] is not None:
             raise RequestError(f"{where} has {key!r}, which is not supported: prompts are text or token ids")
+    if {"role", "content"} <= prompt.keys():
+        raise RequestError(f"{where} is a message of a conversation, not a prompt: call llm.chat(messages)")
     if unknown := set(prompt) - _KEYS - _UNSUPPORTED_KEYS:
         raise RequestError(f"{where} has unknown keys {sorted(map(str, unknown))}; known: {sorted(_KEYS)}")
     if ("prompt" in prompt) == ("prompt_token_ids" in prompt):

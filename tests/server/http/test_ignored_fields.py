@@ -132,6 +132,18 @@ def test_the_log_names_a_field_once_and_on_one_line(monkeypatch):
     assert logged == ["a?b??c", "user", "tools.web_search", "tools.??X???"]
 
 
+def test_the_log_names_the_field_that_is_most_like_an_unknown_one(monkeypatch):
+    logged = []
+    monkeypatch.setattr(
+        "jaxis.server.http.ignored_fields._logger.warning", lambda text, *names: logged.append(text % names)
+    )
+    fields = IgnoredFields()
+    for _ in range(2):
+        headers = fields.check(request(topk=5, messages=[{**MESSAGES[0], "origin": "b"}]))
+    assert headers == {"X-Jaxis-Ignored": "messages.origin,topk"}
+    assert logged == ["requests carry topk, which has no effect here: did you mean top_k?"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_header_names_ignored_fields(stream):
     engine = ScriptedEngine()

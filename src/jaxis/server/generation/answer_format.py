@@ -149,7 +149,9 @@ def choose_tools(
     if plan.mode == "none":
         return ToolUse(parallel=parallel)
     if model.tokenizer and not any("tools" in template for template in model.tokenizer.chat_templates.values()):
-        raise ToolsNotSupportedError("cannot be honoured: the model's chat template does not show them", model.name)
+        raise ToolsNotSupportedError(
+            "are not supported by this model: its chat template has no place for them", model.name
+        )
     if plan.mode == "auto" and not model.parsers.tool_format_known:
         raise ToolsNotSupportedError(
             "need the format of the model's calls, and its chat template has none that is known: start with "

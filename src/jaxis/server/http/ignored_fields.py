@@ -20,6 +20,7 @@ _MAX_NAME_CHARACTERS = 64
 _MAX_LOGGED_NAMES = 1000
 _MAX_HEADER_CHARACTERS = 2000  # proxies refuse headers of several thousand
 _SAME_WORD = 0.9  # similarity above which a name is taken for a misspelling
+_SIMILAR = 0.75  # above which the log names the field that is most like it
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 _logger = logging.getLogger(__name__)
 
@@ -55,7 +56,10 @@ class IgnoredFields:
         for name in names:
             if name not in self._logged and len(self._logged) < _MAX_LOGGED_NAMES:
                 self._logged.add(name)
-                _logger.info("requests carry %s, which has no effect here", name)
+                if (meant := _nearest(request, name)) is None:
+                    _logger.info("requests carry %s, which has no effect here", name)
+                else:
+                    _logger.warning("requests carry %s, which has no effect here: did you mean %s?", name, meant)
         return {HEADER: ",".join(names)[:_MAX_HEADER_CHARACTERS]} if names else {}
 
 
@@ -161,13 +165,22 @@ def _declared(model: type[LenientModel]) -> list[str]:
     return [name for name in model.not_applied if name in model.model_fields]
 
 
+def _nearest(request: BaseModel, plain_path: str) -> str | None:
+    """The field that an unknown one is like, though not so much that it must be a misspelling."""
+    for prefix, _, model in _lenient_models(request):
+        for name in model.unknown_fields:
+            if _plain(prefix + name) == plain_path:
+                return _meant(type(model), name, _SIMILAR)
+    return None
+
+
 @functools.lru_cache(maxsize=1024)
-def _meant(model: type[LenientModel], name: str) -> str | None:
-    """The field of which this name is most likely a misspelling."""
+def _meant(model: type[LenientModel], name: str, similarity: float = _SAME_WORD) -> str | None:
+    """The field that is most like this name, which most likely is a misspelling of it."""
     if len(name) > _MAX_NAME_CHARACTERS:
         return None
     known = {*model.model_fields, *model.not_applied}
-    return next(iter(difflib.get_close_matches(name.lower(), known, 1, _SAME_WORD)), None)
+    return next(iter(difflib.get_close_matches(name.lower(), known, 1, similarity)), None)
 
 
 def _unknown(path: str, advice: str) -> UnknownFieldError:
