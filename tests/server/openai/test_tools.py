@@ -257,11 +257,6 @@ def test_several_answers_are_read_apart(client, engine):
     assert len({call.id for choice in answer.choices for call in choice.message.tool_calls}) == 4
 
 
-def call_with(arguments):
-    function = {"name": "get_time", "arguments": arguments}
-    return [*MESSAGES, {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}]
-
-
 @pytest.mark.parametrize(
     ("more", "param"),
     [
@@ -272,8 +267,6 @@ def call_with(arguments):
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
         ({"tools": [TIME], "extra_body": {"guided_regex": "a+"}}, "guided_regex"),
-        ({"messages": call_with("{")}, "messages"),
-        ({"messages": call_with("[1]")}, "messages"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(client, more, param):
