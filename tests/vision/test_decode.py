@@ -4,6 +4,7 @@ import base64
 import io
 import struct
 import zlib
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_files_of_every_mode_become_rgb_as_in_the_reference(kind):
         modes.add((written.mode, "transparency" in written.info))
     expected = {
         "PNG": {("1", False), ("1", True), ("L", True), ("LA", False), ("P", False), ("P", True), ("RGB", True)}
-        | {("L", False), ("RGB", False), ("RGBA", False), ("I;16", False)},
+        | {("L", False), ("RGB", False), ("RGBA", False)},
         "GIF": {("P", False), ("P", True)},
         "JPEG": {("L", False), ("RGB", False), ("CMYK", False)},
         "WEBP": {("RGB", False), ("RGBA", False)},
@@ -74,9 +75,17 @@ def test_files_of_every_mode_become_rgb_as_in_the_reference(kind):
     assert modes >= expected[kind]
 
 
-def test_a_mode_that_does_not_become_rgb_is_named():
-    with pytest.raises(RequestError, match="mode La, which does not become RGB"):
-        read(Image.new("La", (4, 4)))
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("La", "mode La, which does not become RGB: convert it to LA"),
+        ("I", "mode I, whose values have no range: scale them"),
+        ("F", "mode F, whose values have no range: scale them"),
+    ],
+)
+def test_a_mode_that_does_not_become_rgb_is_named(mode, message):
+    with pytest.raises(RequestError, match=message):
+        read(Image.new(mode, (4, 4)))
 
 
 def test_what_is_transparent_is_white():
@@ -106,6 +115,33 @@ def test_of_an_animation_the_first_frame_is_read():
         assert np.asarray(read(data))[0, 0].tolist() == [255, 0, 0]
 
 
+DATA = file_of(random_image(12, 9))
+PLAIN = base64.b64encode(DATA).decode()
+LINES = base64.encodebytes(DATA).decode()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"data:image/png;base64,{PLAIN}",
+        f"data:;base64,{LINES}",
+        f"data:image/png;base64,{LINES}".replace("\n", "\r\n"),
+        f"data:image/png;base64,{PLAIN}\n",
+        f"data:image/png;base64,{PLAIN.rstrip('=')}",
+        f"data:image/png;base64, {PLAIN[:9]} \f{PLAIN[9:]}",
+        f"DATA:image/png;base64,{PLAIN}",
+        f" \ndata:image/png;BASE64,{PLAIN}",
+        f"data:image/png; base64 ,{PLAIN}",
+        f"data:image/png;charset=utf-8;name=a.png; base64,{PLAIN}",
+        f"data:image/png;base64,{quote(PLAIN, safe='')}",
+        f"data:image/png;base64,{quote(LINES, safe='')}#top",
+    ],
+    ids=range(12),
+)
+def test_data_urls_are_read_as_browsers_read_them(url):
+    np.testing.assert_array_equal(np.asarray(read(url)), np.asarray(read(DATA)))
+
+
 def test_data_urls_paths_and_bytes_are_the_same_image(tmp_path):
     data = file_of(random_image(12, 9))
     (tmp_path / "a.png").write_bytes(data)
@@ -132,10 +168,12 @@ def test_data_urls_paths_and_bytes_are_the_same_image(tmp_path):
         ("file:///etc/passwd", "nothing is fetched from addresses"),
         ("data:image/png,abc", "data:image/png;base64"),
         ("data:image/png;base64,a\nb=", "not valid base64"),
+        ("DATA:image/png;base64,aa-_", "not valid base64"),
+        ("data:image/png;base64,aGk=aGk=", "not valid base64"),
         ("/nowhere/a.png", "no readable file"),
         ("a\0b", "no readable file"),
     ],
-    ids=range(17),
+    ids=range(19),
 )
 def test_what_cannot_be_read_is_one_line(source, message):
     with pytest.raises(RequestError) as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxis.errors import RequestError
+from jaxis.host.base64_text import decode_base64
 from jaxis.tokenizer.chat_template import IMAGE_PART
 
 _TEXT_KEYS = {"type", "content", "text"}
@@ -77,7 +78,7 @@ class ContentItem:
         kind, content, binary = Type(value["type"]), value.get("content"), value.get("binary")
         if isinstance(binary, str):
             try:
-                binary = base64.b64decode(binary, validate=True)
+                binary = decode_base64(binary)
             except ValueError:
                 raise RequestError(f"{where}.binary is not valid base64") from None
         if content is None and kind is Type.IMAGE_URL and isinstance(value.get("image_url"), Mapping):

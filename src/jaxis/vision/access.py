@@ -24,6 +24,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from jaxis.errors import ConfigError, RequestError
+from jaxis.host.base64_text import is_data_url
 from jaxis.host.byte_size import human_bytes
 from jaxis.vision.decode import MAX_FILE_BYTES, ImageSource
 
@@ -70,7 +71,7 @@ class ImageAccess:
         Raises:
           RequestError: It is not allowed.
         """
-        if url.startswith("data:"):
+        if is_data_url(url):
             return url
         if len(url) <= _MAX_URL_CHARACTERS and _PRINTABLE.fullmatch(url) and "\\" not in url:
             try:

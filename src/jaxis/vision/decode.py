@@ -8,8 +8,6 @@ fetched from an address.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxis.errors import RequestError
+from jaxis.host.base64_text import body_of_data_url, decode_base64, is_data_url
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.limited_process import Limit, LimitedProcesses, LimitExceededError, ProcessLimits
 from jaxis.host.machine import usable_cores
@@ -131,7 +130,7 @@ def _read_file(data: bytes, where: str, *, pixels: bool) -> tuple[tuple[int, int
 def _file_bytes(source: object, where: str) -> bytes:
     if callable(source):
         source = source()
-    if isinstance(source, str) and source.startswith("data:"):
+    if isinstance(source, str) and is_data_url(source):
         return _data_url(source, where)
     if isinstance(source, str) and source.lower().startswith(_URL_SCHEMES):
         raise RequestError(f"{where} is an address, and nothing is fetched from addresses: send a data: URL")
@@ -153,14 +152,17 @@ def _file_bytes(source: object, where: str) -> bytes:
 
 
 def _data_url(url: str, where: str) -> bytes:
-    head, comma, encoded = url.partition(",")
-    if not comma or not head.endswith(";base64"):
+    # Line breaks and percent signs make a URL longer than its file, up to four times.
+    _check_file_bytes(len(url) // 4 - _MESSAGE_BYTES, where)
+    encoded = body_of_data_url(url)
+    if encoded is None:
         raise RequestError(f"{where} must be a URL of the form data:image/png;base64,...")
-    _check_file_bytes(len(encoded) * 3 // 4, where)
     try:
-        return base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError):
+        data = decode_base64(encoded)
+    except ValueError:
         raise RequestError(f"{where} is not valid base64") from None
+    _check_file_bytes(len(data), where)
+    return data
 
 
 def _check_file_bytes(num_bytes: int, where: str) -> None:

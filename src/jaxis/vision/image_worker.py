@@ -6,16 +6,21 @@ is in words of our own, whatever went wrong inside a decoder: "has 9000 x 9000 p
 
 from __future__ import annotations
 
+import functools
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from PIL import GifImagePlugin, Image, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import GifImagePlugin, Image, ImageChops, ImageFile, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 # What `Image.open` looks for is what was imported: without these, it imports the plugins of all formats there are.
 _PLUGINS = (PngImagePlugin, JpegImagePlugin, WebPImagePlugin, GifImagePlugin)
 
 _PART_PIXELS = 1 << 15
+# Pillow's conversions of more than 8 bits clip. As in libpng's `png_set_strip_16`, the high byte stays.
+_HIGH_BYTES = [value >> 8 for value in range(1 << 16)]
+# Of PNG, whose transparent color counts in the file's bits; by what Pillow calls its pixels.
+_GRAY_BITS = {"L;2": 2, "L;4": 4, "L": 8}
 
 
 class RefusedImageError(Exception):
@@ -78,11 +83,7 @@ def to_rgb(image: Image.Image, max_pixels: int, max_ratio: int, *, in_place: boo
       RefusedImageError: Its file is broken or truncated, or it has a mode that does not become RGB.
     """
     try:
-        image = ImageOps.exif_transpose(image, in_place=in_place) or image
-        # The size that a header gives need not be that of the pixels.
-        check_size(image.size, max_pixels, max_ratio)
-        if image.mode == "La":
-            raise RefusedImageError("is of Pillow's mode La, which does not become RGB: convert it to LA")
+        image = _of_eight_bits(image, max_pixels, max_ratio, in_place=in_place)
         if "A" in image.getbands() or image.info.get("transparency") is not None:
             image = image.convert("RGBA")
             white = Image.new("RGBA", image.size, (255, 255, 255, 255))
@@ -92,6 +93,68 @@ def to_rgb(image: Image.Image, max_pixels: int, max_ratio: int, *, in_place: boo
         raise
     except Exception:  # see `open_file`
         raise RefusedImageError("cannot be decoded: the file is broken or truncated") from None
+
+
+def _of_eight_bits(image: Image.Image, max_pixels: int, max_ratio: int, *, in_place: bool) -> Image.Image:
+    """The image upright, with 8 bits of each value, and its transparent color in the same bits."""
+    is_wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
+    if image.mode in ("I", "F") and not is_wide:
+        raise RefusedImageError(
+            f"is of Pillow's mode {image.mode}, whose values have no range: scale them to 0 to 255, and convert it to L"
+        )
+    if image.mode == "La":
+        raise RefusedImageError("is of Pillow's mode La, which does not become RGB: convert it to LA")
+    pixels, clear = _pixels_in_file(image), image.info.get("transparency")
+    low_bytes = _low_bytes(image) if pixels == "RGB;16B" and clear is not None else None
+    image = ImageOps.exif_transpose(image, in_place=in_place) or image
+    # The size that a header gives need not be that of the pixels.
+    check_size(image.size, max_pixels, max_ratio)
+    if is_wide:
+        return _of_sixteen_bits(image, clear)
+    if low_bytes is not None and clear is not None:
+        highs, lows = [value >> 8 for value in clear], [value & 255 for value in clear]
+        is_clear = ImageChops.darker(_has_color(image, highs), _has_color(low_bytes, lows))
+        image.putalpha(ImageChops.invert(is_clear))
+    elif isinstance(clear, int) and pixels in _GRAY_BITS:
+        most = (1 << _GRAY_BITS[pixels]) - 1
+        image.info["transparency"] = (clear & most) * (255 // most)
+    elif isinstance(clear, tuple) and pixels == "RGB":
+        image.info["transparency"] = tuple(value & 255 for value in clear)
+    return image
+
+
+def _pixels_in_file(image: Image.Image) -> str | None:
+    """What Pillow calls the pixels of a PNG that it has not decoded yet."""
+    tiles = image.tile if isinstance(image, PngImagePlugin.PngImageFile) else []
+    return tiles[0].args if tiles and isinstance(tiles[0].args, str) else None
+
+
+def _of_sixteen_bits(image: Image.Image, clear: int | None) -> Image.Image:
+    """Gray of 8 bits, and where it has the transparent value, none."""
+    values = image.convert("I")
+    gray = values.point(_HIGH_BYTES, "L")
+    if clear is None:
+        return gray
+    return Image.merge("LA", (gray, values.point([255 * (value != clear) for value in range(1 << 16)], "L")))
+
+
+def _low_bytes(image: Image.Image) -> Image.Image:
+    """The low bytes of a PNG of 16-bit colors, of which Pillow keeps the high ones; the image stays undecoded."""
+    assert isinstance(image, ImageFile.ImageFile)
+    file = image.fp
+    assert file is not None
+    place = file.tell()
+    file.seek(0)
+    other = PngImagePlugin.PngImageFile(io.BytesIO(file.read()))
+    file.seek(place)
+    other.tile = [tile._replace(args="RGB;16L") for tile in other.tile]
+    return ImageOps.exif_transpose(other)
+
+
+def _has_color(image: Image.Image, color: Sequence[int]) -> Image.Image:
+    """255 where an image in RGB has a color, and 0 elsewhere."""
+    bands = zip(image.split(), color, strict=True)
+    return functools.reduce(ImageChops.darker, (band.point([255 * (v == c) for v in range(256)]) for band, c in bands))
 
 
 def answer(request: Mapping[str, Any], data: bytearray) -> tuple[dict[str, Any], int, Iterable[bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ MAX_VIDEO_PIXELS = 512_000_000
 DEFAULT_FPS = 2.0
 """Frames in a second, where a request does not say it, as in Qwen's own tools."""
 
-_FRAMES_URL = "data:video/jpeg;base64,"
+_FRAMES_URL = re.compile(r"\s*data:video/jpeg *; *base64 *,", re.IGNORECASE)
 _NO_FILES = (
     'is a file or an address of a video, which is not decoded here: send its frames, {"type": "video", "video": '
     '[images], "fps": 2}'
@@ -63,9 +64,9 @@ class Video:
         Raises:
           RequestError: It is none.
         """
-        if not isinstance(url, str) or not url.startswith(_FRAMES_URL):
+        if not isinstance(url, str) or (head := _FRAMES_URL.match(url)) is None:
             raise RequestError(_NO_FILES, param=place)
-        files = url.removeprefix(_FRAMES_URL).split(",", MAX_FRAMES)
+        files = url[head.end() :].split(",", MAX_FRAMES)
         return cls.of([f"data:image/jpeg;base64,{each}" for each in files], fps, place)
 
     @classmethod

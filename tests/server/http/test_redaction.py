@@ -9,6 +9,7 @@ import pytest
 from jaxis.server.http.api_keys import new_api_key
 from jaxis.server.http.request_records import redacted
 
+LINES = base64.encodebytes(bytes(range(256)) * 8).decode()
 IMAGE = base64.b64encode(bytes(range(256)) * 8).decode()
 
 
@@ -20,9 +21,12 @@ IMAGE = base64.b64encode(bytes(range(256)) * 8).decode()
         {"source": {"type": "base64", "media_type": "image/png", "data": IMAGE}},
         {"images": [IMAGE]},
         {"input_audio": {"data": IMAGE, "format": "wav"}},
+        {"image_url": {"url": f"DATA:image/png; base64,\n{LINES}"}},
+        {"images": [LINES]},
+        {"images": [LINES.replace("\n", "\r\n")]},
         {"text": f"look: ![x](data:image/png;base64,{IMAGE}) nice"},
     ],
-    ids=["openai", "responses", "anthropic", "ollama", "audio", "in a string"],
+    ids=["openai", "responses", "anthropic", "ollama", "audio", "url of lines", "lines", "CRLF", "in a string"],
 )
 def test_images_and_sounds_are_taken_out(value):
     text = str(redacted({"messages": [{"role": "user", "content": [value]}]}))
@@ -63,6 +67,10 @@ def test_megabytes_take_no_time():
         "Bearer " * 150_000,
         " " * 1_000_000,
         "sk-" * 300_000,
+        ("a" * 60 + "\n") * 20_000 + "-",
+        (("a" * 60 + "\n") * 6 + "-\n") * 3000,
+        "data:" + " " * 100_000,
+        "data:;" + "a ;" * 300_000,
         base64.b64encode(os.urandom(700_000)).decode(),
     ]
     for text in hostile:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from jaxis.errors import RequestError
+from jaxis.host.base64_text import is_data_url
 from jaxis.server.generation.served_model import ServedModel
 from jaxis.tokenizer.chat_template import IMAGE_PART, VIDEO_PART
 from jaxis.vision.prompt_images import NO_IMAGES, NO_VIDEOS, ONLY_IMAGES
 from jaxis.vision.video import Video
+
+_NOT_QUOTED = "+/= \t\r\n"  # of base64, which in a URL means itself
 
 
 def image_part(url: str | None, model: ServedModel, place: str) -> dict[str, Any]:
@@ -46,14 +50,14 @@ def video_part(video: str | Sequence[str], fps: float | None, model: ServedModel
     if isinstance(video, str):
         return {**VIDEO_PART, "video": Video.of_url(video, fps, place)}
     # Of a thousand frames, none is fetched.
-    if not all(frame.startswith("data:") for frame in video):
+    if not all(is_data_url(frame) for frame in video):
         raise RequestError("must have a data: URL of an image for each frame", param=place)
     return {**VIDEO_PART, "video": Video.of(video, fps, place)}
 
 
 def base64_part(data: str, model: ServedModel, place: str) -> dict[str, Any]:
     """The same of an image whose file is given in base64."""
-    return image_part(f"data:;base64,{data}", model, place)
+    return image_part(f"data:;base64,{quote(data, _NOT_QUOTED)}", model, place)
 
 
 def has_images(messages: Sequence[Mapping[str, Any]]) -> bool:

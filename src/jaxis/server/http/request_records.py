@@ -39,9 +39,15 @@ _SECRET_NAMES = re.compile(
 )
 # Keys that `jaxis new-key` made, and those of the services whose formats are well known.
 _SECRET_TEXT = re.compile(r"\b(jaxis-|sk-|hf_|ghp_|AKIA|xox[abp]-)[A-Za-z0-9_-]{16,}|\bBearer\s+[A-Za-z0-9._~+/=-]{8,}")
-_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(;[\w=.+-]+)*,[A-Za-z0-9+/=_%-]*")
-# An image, a sound or a file as base64: longer, and without spaces, than words and code are.
-_BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{512,}={0,2}")
+_DATA_URL = re.compile(
+    r"data:([\w.+-]+/[\w.+-]+)?(?: *; *[\w=.+-]+)* *,"
+    r"[A-Za-z0-9+/=_%-]*(?:\s+[A-Za-z0-9+/=_%-]{57,})*(?:\s+[\w+/]+={1,2})?",
+    re.IGNORECASE,
+)
+# An image, a sound or a file as base64: longer, and without spaces, than words and code are; or many lines of it.
+_BASE64 = re.compile(
+    r"(?<![A-Za-z0-9+/_-])(?:[A-Za-z0-9+/_-]{512,}|(?:[A-Za-z0-9+/]{57,}\r?\n){7,}[A-Za-z0-9+/]*)={0,2}"
+)
 _logger = logging.getLogger(__name__)
 
 
