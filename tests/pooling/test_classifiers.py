@@ -15,7 +15,14 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError, RequestError
 from jaxis.kernels import native
 from jaxis.pooling.classifier_settings import read_classifier_settings
-from tests.support.encoder_checkpoints import CLASSIFIERS, SIZES, save_classifier, save_tokenizer, texts
+from tests.support.encoder_checkpoints import (
+    CLASSIFIERS,
+    SIZES,
+    save_classifier,
+    save_tokenizer,
+    texts,
+    texts_with_padding,
+)
 from tests.support.quick_rows import quick_rows
 
 BOUND = 1e-5
@@ -57,6 +64,17 @@ def test_classes_are_the_references(family, tmp_path):
         found = probabilities(llm, texts(8), use_activation=False)
         np.testing.assert_allclose(found, expected, rtol=0, atol=BOUND * np.abs(expected).max())
         np.testing.assert_allclose(probabilities(llm, texts(8)), list(map(softmax, expected)), rtol=0, atol=BOUND)
+
+
+@pytest.mark.parametrize("family", quick_rows(CLASSIFIERS, QUICK))
+def test_padding_in_a_text_is_counted_as_in_the_reference(family, tmp_path):
+    """Positions of RoBERTa's kind, and the token that a decoder's head sees."""
+    model = save_classifier(tmp_path, family, num_labels=3)
+    prompts = texts_with_padding(model.config.pad_token_id)
+    expected = [logits_of(model, token_ids) for token_ids in prompts]
+    with LLM(tmp_path, show_progress=False, dtype="float32") as llm:
+        found = probabilities(llm, prompts, use_activation=False)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=BOUND * np.abs(expected).max())
 
 
 @pytest.mark.slow

@@ -21,7 +21,9 @@ from tests.support.encoder_checkpoints import (
     save_pooling,
     save_tokenizer,
     texts,
+    texts_with_padding,
 )
+from tests.support.quick_rows import quick_rows
 
 
 def vectors(llm, prompts, **arguments):
@@ -36,6 +38,19 @@ def test_vectors_are_the_references(family, tmp_path):
     with LLM(tmp_path, show_progress=False) as llm:
         expected = [reference(model, token_ids, "mean") for token_ids in texts()]
         np.testing.assert_allclose(vectors(llm, texts()), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "family", quick_rows([name for name in FAMILIES if name != "Gemma3TextModel"], ["XLMRobertaModel"])
+)
+def test_padding_in_a_text_is_counted_as_in_the_reference(family, tmp_path):
+    model = save_model(tmp_path, family)
+    save_pooling(tmp_path)
+    prompts = texts_with_padding(model.config.pad_token_id)
+    expected = [reference(model, token_ids, "mean") for token_ids in prompts]
+    with LLM(tmp_path, show_progress=False) as llm:
+        np.testing.assert_allclose(vectors(llm, prompts), expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(vectors(llm, prompts[1])[0], expected[1], rtol=0, atol=1e-5)
 
 
 def test_nomics_own_config_says_the_same(tmp_path):

@@ -124,6 +124,15 @@ def texts(count=40):
     return [[2, *rng.choices(range(5, 200), k=rng.randint(1, 60)), 3] for _ in range(count)]
 
 
+def texts_with_padding(padding_id):
+    """Token ids among which the padding's stand at the beginning, in the middle and at the end, one or several."""
+    rng, pad = random.Random(1), [padding_id]
+    words = [[each for each in rng.choices(range(5, 200), k=12) if each != padding_id] for _ in range(6)]
+    a, b = words[:2]
+    placed = [pad + a, a + pad + b, a + pad, 3 * pad + a + 2 * pad + b + 4 * pad, pad, 3 * pad, a]
+    return placed + [[padding_id if rng.random() < 0.3 else each for each in word] for word in words]
+
+
 def reference(model, token_ids, mode, *, normalize=True):
     with torch.no_grad():
         hidden = model(torch.tensor([token_ids])).last_hidden_state[0].double().numpy()

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxis.config.architecture import architectures_of
+from jaxis.config.hf_config import HFConfig
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.engine.execution.model_size import model_size
@@ -207,7 +208,7 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
     encoder, classifier = encoder_class(names), None
     if is_classifier(names, opened.path):
         classifier = read_classifier_settings(opened.hf_config, names, opened.path)
-        settings = PoolingSettings(encoder.classifier_mode(opened.hf_config) if encoder is not None else "last")
+        settings = _classifier_settings(opened.hf_config, encoder, classifier)
     else:
         default: Mode = "mean" if encoder is not None else "last"
         if gguf_file(opened.path) is None:
@@ -234,6 +235,16 @@ def open_embedder(args: EngineArgs, opened: OpenedModel, progress: ProgressDispl
     dimensions = Dimensions(size, *trained_dimensions(opened.hf_config), normalize=settings.normalize)
     info = functools.partial(_info, args, opened, model, settings, classifier, max_tokens, dimensions)
     return Embedder(model, reader, classifier, dimensions, info)
+
+
+def _classifier_settings(
+    config: HFConfig, encoder: type[Any] | None, classifier: ClassifierSettings
+) -> PoolingSettings:
+    if encoder is not None:
+        return PoolingSettings(encoder.classifier_mode(config))
+    # A head of its own sees the last token that is not padding, wherever that came from.
+    padding = None if classifier.head_tokens else config.get_text_config().get("pad_token_id")
+    return PoolingSettings("last", passed_over=padding)
 
 
 def load_bytes(path: Path) -> int:

@@ -39,6 +39,21 @@ def pool(hidden: jax.Array, starts: jax.Array, lengths: jax.Array, mode: Mode) -
     return vectors
 
 
+def lengths_up_to_others(input_ids: jax.Array, starts: jax.Array, lengths: jax.Array, token_id: int) -> jax.Array:
+    """i32 [R]: how many tokens each text has up to its last one with another id; 1, if there is none.
+
+    Args:
+      input_ids: i32 [T].
+      starts: See `pool`.
+      lengths: See `pool`.
+      token_id: The id that does not count at the end.
+    """
+    rows = jnp.arange(input_ids.shape[0])
+    text = jnp.searchsorted(starts + lengths, rows, side="right")
+    stops = jnp.where(input_ids != token_id, rows - starts[text] + 1, 1)
+    return jnp.ones_like(lengths).at[text].max(stops.astype(lengths.dtype), mode="drop")
+
+
 def normalized(vectors: jax.Array) -> jax.Array:
     """float32 [R, N] -> the same vectors with a length of 1."""
     # A vector divided by its length is its RMS norm, times size ** -0.5.

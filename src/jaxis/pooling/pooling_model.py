@@ -19,7 +19,7 @@ from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.models.common.decoder import DecoderModel
 from jaxis.parallel.mesh import logical_sharding
 from jaxis.pooling.interfaces import HasScore, HasSentenceLayers, TakesTokenTypes
-from jaxis.pooling.pooler import normalized, pool
+from jaxis.pooling.pooler import lengths_up_to_others, normalized, pool
 from jaxis.pooling.settings import PoolingSettings
 
 SMALLEST_STEP_TOKENS = 16
@@ -208,6 +208,8 @@ class PoolingModel:
         if isinstance(model, TakesTokenTypes) and model.num_token_types > 1:
             others["token_types"] = (metadata.input_positions >= second_starts[text]).astype(jnp.int32)
         caches, hidden, _ = model(caches, input_ids, metadata, **others)
+        if (token_id := self._settings.passed_over) is not None:
+            lengths = lengths_up_to_others(input_ids, starts, lengths, token_id)
         vectors = pool(hidden, starts, lengths, self._settings.mode)
         if isinstance(model, HasSentenceLayers):
             vectors = model.sentence_layers(vectors)

@@ -59,6 +59,7 @@ class PoolingSettings:
       prompts: What texts begin with, by the name of their kind, such as "query".
       default_prompt: The kind of an input for which none is named; None: it begins with nothing.
       dense: What vectors go through before they are normalized.
+      passed_over: A token that "last" passes over at the end of an input; None: it passes over none.
     """
 
     mode: Mode
@@ -67,6 +68,7 @@ class PoolingSettings:
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     default_prompt: str | None = None
     dense: tuple[DenseSettings, ...] = ()
+    passed_over: int | None = None
 
     def vector_size(self, hidden_size: int) -> int:
         """The elements of a vector.

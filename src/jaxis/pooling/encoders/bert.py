@@ -95,7 +95,6 @@ class BertModel(DecoderModel, LoadableWithIterator):
         prefix = tuple((f"{self.prefix}.{name}", name) for name in ("embeddings", "encoder", "pooler"))
         self.checkpoint_names = CheckpointNames(self.renames, (*prefix, *self.other_names))
         scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
-        self._first_position = self.first_position(scope.config)
         super().__init__(scope, BertLayer, DecoderOptions(norm=_Unchanged()))
         self.embeddings_norm = _norm(scope)
         config, init = scope.config, nnx.initializers.normal(0.02)
@@ -137,12 +136,17 @@ class BertModel(DecoderModel, LoadableWithIterator):
         token_types: jax.Array | None = None,
     ) -> tuple[Caches, jax.Array, list[jax.Array]]:
         """input_ids [T], whole texts -> the updated caches, and hidden states [T, E]; see `TakesTokenTypes`."""
-        rows = attention_metadata.input_positions + self._first_position
+        rows = self.position_rows(input_ids, attention_metadata)
         embeddings = self.embed_tokens(input_ids) + self._token_types(token_types)
         embeddings = materialize(embeddings + self.position_embeddings[...][rows])
         return super().__call__(
             kv_caches, input_ids, attention_metadata, inputs_embeds=self.embeddings_norm(embeddings)
         )
+
+    def position_rows(self, input_ids: jax.Array, metadata: AttentionMetadata) -> jax.Array:
+        """i32 [T]: the row of the table of positions that each token has."""
+        del input_ids
+        return metadata.input_positions
 
     def _token_types(self, token_types: jax.Array | None) -> jax.Array:
         """[E], or [T, E]."""
@@ -160,9 +164,20 @@ class BertModel(DecoderModel, LoadableWithIterator):
 
 
 class RobertaModel(BertModel):
-    """BERT whose positions are counted from behind the padding token's id."""
+    """BERT whose positions are counted from behind the padding token's id, and by the tokens that are not padding."""
 
     prefix = "roberta"
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
+        super().__init__(vllm_config, rng, quant_config)
+        self._padding_id = self.first_position(vllm_config.model_config.hf_config) - 1
+
+    def position_rows(self, input_ids: jax.Array, metadata: AttentionMetadata) -> jax.Array:
+        """See `BertModel.position_rows`; padding that is written in a text has a row of its own, and is not counted."""
+        counts = input_ids != self._padding_id
+        before = jnp.cumsum(counts) - counts
+        starts = jnp.arange(len(input_ids)) - metadata.input_positions
+        return self._padding_id + jnp.where(counts, 1 + before - before[starts], 0)
 
     @classmethod
     def first_position(cls, config: HFConfig) -> int:
