@@ -1,8 +1,10 @@
 """Chat templates that the user chooses: the ones that jaxis brings, against the formats' documentation, and files."""
 
+import json
 import os
 
 import pytest
+import transformers
 
 from jaxis.errors import ConfigError
 from jaxis.tokenizer.chat_template import render_chat_template
@@ -114,3 +116,16 @@ def test_a_template_without_a_tokenizer_is_refused(tmp_path):
     assert read_tokenizer(folder) is None
     with pytest.raises(ConfigError, match="tokens has no tokenizer"):
         read_tokenizer(folder, "chatml")
+
+
+def test_a_template_of_processors_comes_between_the_other_files(tmp_path):
+    tmp_path = tmp_path / "model"
+    write_checkpoint(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"chat_template": "tokenizer"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert read_tokenizer(tmp_path).default_chat_template == "tokenizer"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "processor"}))
+    of_reference, _ = transformers.ProcessorMixin.get_processor_dict(tmp_path)
+    assert read_tokenizer(tmp_path).default_chat_template == of_reference["chat_template"] == "processor"
+    (tmp_path / "chat_template.jinja").write_text("jinja")
+    assert read_tokenizer(tmp_path).default_chat_template == "jinja"

@@ -136,6 +136,7 @@ _ALLOW = [
     "chat_template.jinja",
     "chat_template.json",
     "preprocessor_config.json",
+    "video_preprocessor_config.json",
     "processor_config.json",
     _MODULES,
     "sentence_bert_config.json",

@@ -18,6 +18,7 @@ from jaxis.loading.gguf.container import read_gguf_metadata
 from jaxis.loading.git_lfs import check_not_lfs_pointer
 from jaxis.tokenizer.byte_level import distinct_texts, with_added_tokens
 from jaxis.tokenizer.byte_level_files import read_merges_files, read_tiktoken_file, unknown_rules
+from jaxis.tokenizer.class_settings import apply_class_settings
 from jaxis.tokenizer.config import TokenizerConfig, add_sequence_ends, read_json_object
 from jaxis.tokenizer.gguf import gguf_tokenizer, has_tokenizer
 from jaxis.tokenizer.sentencepiece import (
@@ -58,7 +59,10 @@ def read_checkpoint_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, Tokeniz
         metadata = read_gguf_metadata(path)
         return gguf_tokenizer(metadata, str(path)) if has_tokenizer(metadata) else None
     if (path / "tokenizer.json").is_file():
-        return _read_tokenizer_json(path / "tokenizer.json"), TokenizerConfig.from_folder(path)
+        backend, config = _read_tokenizer_json(path / "tokenizer.json"), TokenizerConfig.from_folder(path)
+        settings = path / "tokenizer_config.json"
+        apply_class_settings(backend, config.tokenizer_class, read_json_object(settings), str(settings))
+        return backend, config
     for name in _FILES:
         if (path / name).is_file():
             check_not_lfs_pointer(path / name)

@@ -69,10 +69,11 @@ class TokenizerConfig:
                 if name.endswith("_token") and isinstance(value, str | dict)
             }
             # The name of this list since transformers 5, and before.
-            extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
+            older = values.get("additional_special_tokens") or []
+            extra = values.get("extra_special_tokens") or older
             if isinstance(extra, dict):
                 special_tokens |= {name: _special_token(value) for name, value in extra.items()}
-                extra = []
+                extra = older
             added = {int(token_id): token for token_id, token in values.get("added_tokens_decoder", {}).items()}
             return cls(
                 special_tokens=special_tokens,
@@ -132,6 +133,8 @@ def _file_templates(folder: Path) -> dict[str, str]:
     templates = {}
     if (path := folder / "chat_template.jinja").is_file():
         templates[DEFAULT_TEMPLATE] = _read_template(path, folder)
+    else:  # of processors, before they wrote the file above
+        templates |= _inline_templates(read_json_object(folder / "chat_template.json").get("chat_template"))
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = _read_template(path, folder)
     return templates
