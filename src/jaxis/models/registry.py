@@ -13,6 +13,7 @@ from jaxis.config.architecture import architectures_of, check_model_type
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.value_checks import check_values
 from jaxis.errors import ConfigError
+from jaxis.models.common.base_model import names_with_head, of_base_model
 from jaxis.models.common.family import Family
 
 ENTRY_POINT_GROUP = "jaxis.models"
@@ -47,11 +48,12 @@ def built_in_models() -> dict[str, type[Any]]:
 @functools.cache
 def family_of(architecture: str) -> Family | None:
     """The built-in family of a name in `architectures`; imports only the files of families in which the name stands."""
-    for path in sorted(_FOLDER.glob("*.py")):
-        if architecture in path.read_text("utf-8"):
-            for family in _declared_in(path):
-                if architecture in family.architectures:
-                    return family
+    for name in (architecture, *names_with_head(architecture)):
+        for path in sorted(_FOLDER.glob("*.py")):
+            if name in path.read_text("utf-8"):
+                for family in _declared_in(path):
+                    if name in family.architectures:
+                        return family
     return None
 
 
@@ -123,12 +125,17 @@ def model_class_of(hf_config: HFConfig, architectures: list[str] | None = None) 
       ConfigError: As there; also, the model is a built-in one, and config.json's `model_type` is another's, or one of
         its sizes cannot be one.
     """
-    model = get_model_class(architectures or architectures_of(hf_config))
+    names = architectures or architectures_of(hf_config)
+    model = get_model_class(names)
     family = family_of(model.__name__)
     if family is not None and model in family.classes:
         check_model_type(hf_config, model.__name__)
         check_values(hf_config)
-    return model
+    from jaxis.models.common.decoder import CausalLM  # with JAX, which names do not need
+
+    known = next(name for name in names if _find(name) is not None)
+    is_base = names_with_head(known) and known != model.__name__ and issubclass(model, CausalLM)
+    return of_base_model(model, known) if is_base else model
 
 
 def _declared_in(path: Path) -> list[Family]:
@@ -147,7 +154,10 @@ def _find(architecture: str) -> type[Any] | str | None:
     if (model := _registered.get(architecture) or _plugins().get(architecture)) is not None:
         return model
     family = family_of(architecture)
-    return family.architectures[architecture] if family is not None else None
+    if family is None:
+        return next((found for name in names_with_head(architecture) if (found := _find(name)) is not None), None)
+    names = (architecture, *names_with_head(architecture))
+    return next(family.architectures[name] for name in names if name in family.architectures)
 
 
 def _import_class(architecture: str, model: type[Any] | str) -> type[Any]:

@@ -16,14 +16,13 @@ from jaxis.kernels import native
 from jaxis.kernels.weights import lookup, pack
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.base_model import name_with_prefix
 from jaxis.pooling.classifier_settings import num_labels
 from jaxis.pooling.score_head import ScoreHead, linear_head
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.quantization import QuantizationConfig
-
-_PARTS = ("model.", "lm_head.", "score.")
 
 
 def with_head_tokens(model_class: type[Any], *, is_difference: bool) -> type[Any]:
@@ -71,8 +70,7 @@ def without_head(model_class: type[Any]) -> type[Any]:
             return True
 
         def parameter_name(self, name_in_file: str) -> str:
-            name = super().parameter_name(name_in_file)
-            return name if name.startswith(_PARTS) else super().parameter_name(f"model.{name_in_file}")
+            return name_with_prefix(super().parameter_name, name_in_file)
 
         def without_redundant_tensors(
             self, weights: Iterable[tuple[str, np.ndarray]]
