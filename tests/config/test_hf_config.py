@@ -279,7 +279,15 @@ def test_generation_defaults_are_what_transformers_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "values", ["{", {"temperature": "0.6"}, {"eos_token_id": [1, None]}, {"top_k": True}, {"do_sample": 1}]
+    "values",
+    [
+        "{",
+        {"temperature": "0.6"},
+        {"eos_token_id": [1, None]},
+        {"stop_strings": [1]},
+        {"top_k": True},
+        {"do_sample": 1},
+    ],
 )
 def test_broken_generation_defaults_are_named(tmp_path, values):
     write(tmp_path, values, "generation_config.json")

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from jaxis import LLM, SamplingParams
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution import cache_memory, kv_cache
+from jaxis.engine.generation_defaults import note_unapplied
 from jaxis.errors import CheckpointError, ConfigError, EngineError
 from jaxis.host.byte_size import parse_bytes
 from tests.support.tiny_checkpoints import variant, write_checkpoint
@@ -246,6 +248,18 @@ def test_sampling_defaults_of_the_checkpoint(start_llm, changed):
         assert len(llm.generate([1, 2])[0].outputs[0].token_ids) <= 7
 
 
+def test_what_generation_config_says_is_applied_or_named(start_llm, changed):
+    values = {"stop_strings": ["END", "\n\n"], "eos_token_id": [], "suppress_tokens": [3], "no_repeat_ngram_size": 0}
+    values |= {"begin_suppress_tokens": [], "num_beams": 4, "typical_p": 1.0}
+    folder, notes = changed(files={"generation_config.json": values}, eos_token_id=7), []
+    with start_llm(folder) as llm:
+        assert llm.get_default_sampling_params().stop == ["END", "\n\n"]
+        assert llm.engine.eos_token_ids == {7}
+    note_unapplied(folder, SimpleNamespace(note=notes.append))
+    expected = "not applied: suppress_tokens, num_beams; give sampling parameters of your own"
+    assert notes == [f"generation_config.json: {expected}"]
+
+
 def test_do_sample_false_is_greedy(start_llm, changed):
     files = {"generation_config.json": {"do_sample": False, "temperature": 0.6, "max_new_tokens": 9}}
     with start_llm(changed(files=files)) as llm:
@@ -266,6 +280,7 @@ def test_where_end_of_sequence_comes_from(start_llm, changed):
     cases = [
         ({"files": {"generation_config.json": {"eos_token_id": [5, 6]}}, "eos_token_id": 7}, {5, 6}),
         ({"files": {"generation_config.json": {"eos_token_id": 5}}}, {5}),
+        ({"files": {"generation_config.json": {"eos_token_id": []}}, "eos_token_id": []}, {372}),
         ({"files": no_generation, "eos_token_id": [7, 8]}, {7, 8}),
         ({"files": no_generation}, {372}),
         ({"files": no_generation | no_tokenizer}, set()),

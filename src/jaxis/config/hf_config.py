@@ -150,9 +150,10 @@ def _largest(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
 
 GENERATION_KEYS = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p"),
-    *("repetition_penalty", "max_new_tokens", "min_new_tokens"),
+    *("repetition_penalty", "max_new_tokens", "min_new_tokens", "stop_strings"),
 )
 """Keys of generation_config.json that `load_generation_defaults` returns."""
+_TYPES_OF_GENERATION: dict[str, tuple[type, ...]] = {"do_sample": (bool,), "stop_strings": (str,)}
 
 
 @dataclass(frozen=True)
@@ -401,8 +402,8 @@ def load_generation_defaults(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads the sampling settings that a checkpoint's makers recommend, from `folder`/generation_config.json.
 
     Returns:
-      Those of GENERATION_KEYS that the file sets, as it sets them (`eos_token_id` may be one id or a list); empty
-      where there is no such file.
+      Those of GENERATION_KEYS that the file sets, as it sets them (`eos_token_id` may be one id or a list, and
+      `stop_strings` one string or a list); empty where there is no such file.
 
     Raises:
       CheckpointError: If the file is not a JSON object, or a setting has the wrong type.
@@ -413,8 +414,8 @@ def load_generation_defaults(folder: str | os.PathLike[str]) -> dict[str, Any]:
     found = read_json_object(path)
     defaults = {key: found[key] for key in GENERATION_KEYS if found.get(key) is not None}
     for key, value in defaults.items():
-        types = (bool,) if key == "do_sample" else (int,) if key.endswith("_token_id") else (int, float)
-        settings = value if key == "eos_token_id" and isinstance(value, list) else [value]
+        types = _TYPES_OF_GENERATION.get(key, (int,) if key.endswith("_token_id") else (int, float))
+        settings = value if key in ("eos_token_id", "stop_strings") and isinstance(value, list) else [value]
         if not all(type(setting) in types for setting in settings):
             expected = " or ".join(kind.__name__ for kind in types)
             raise CheckpointError(f"{path} sets {key} to {value!r}, expected {expected}: correct the file")

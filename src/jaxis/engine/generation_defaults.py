@@ -7,25 +7,46 @@ from typing import Any
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError, RequestError
+from jaxis.host.json_object import read_json_object
 from jaxis.host.progress import ProgressDisplay
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import turn_end_token_id
 
+# Key of generation_config.json -> values with which it does nothing.
+_UNAPPLIED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), ()),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids"), ()),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff"), (0,)),
+    **dict.fromkeys(("min_length", "penalty_alpha", "diversity_penalty"), (0,)),
+    **dict.fromkeys(
+        ("typical_p", "num_beams", "num_beam_groups", "encoder_repetition_penalty", "guidance_scale"), (1,)
+    ),
+    **dict.fromkeys(("top_h", "exponential_decay_length_penalty", "watermarking_config", "max_time"), ()),
+}
+
 
 def eos_token_ids_of(generation: dict[str, Any], hf_config: HFConfig, tokenizer: Tokenizer | None) -> frozenset[int]:
     """generation_config.json's, else config.json's, else the tokenizer's: the order of the reference's `generate`.
 
-    A GGUF file has them all in its tokenizer.
+    An empty list counts as none, since answers would have no end. A GGUF file has them all in its tokenizer.
     """
     if tokenizer is not None and tokenizer.stop_token_ids:
         return tokenizer.stop_token_ids
-    eos = generation.get("eos_token_id", hf_config.get("eos_token_id", hf_config.get_text_config().get("eos_token_id")))
-    if eos is None and tokenizer is not None:
-        eos = tokenizer.eos_token_id
-    if eos is None:
-        return frozenset()
-    return frozenset(eos if isinstance(eos, list) else [eos])
+    of_files = [each.get("eos_token_id") for each in (generation, hf_config, hf_config.get_text_config())]
+    for eos in (*of_files, None if tokenizer is None else tokenizer.eos_token_id):
+        if eos is not None and eos != []:
+            return frozenset(eos if isinstance(eos, list) else [eos])
+    return frozenset()
+
+
+def note_unapplied(path: Path, progress: ProgressDisplay) -> None:
+    """Names the keys of generation_config.json that change answers of the reference, and none here."""
+    source = path / "generation_config.json"
+    values = read_json_object(source) if source.is_file() else {}
+    found = [key for key, neutral in _UNAPPLIED.items() if values.get(key) not in (None, [], {}, *neutral)]
+    if found:
+        progress.note(f"generation_config.json: not applied: {', '.join(found)}; give sampling parameters of your own")
 
 
 def end_of_turn(tokenizer: Tokenizer | None, progress: ProgressDisplay) -> frozenset[int]:
@@ -55,6 +76,8 @@ def sampling_defaults(generation: dict[str, Any], path: Path) -> SamplingParams:
     names |= {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
     settings: dict[str, Any] = {"max_tokens": None}
     settings |= {ours: generation[name] for name, ours in names.items() if name in generation}
+    if (stop := generation.get("stop_strings")) is not None:
+        settings["stop"] = [stop] if isinstance(stop, str) else stop
     if generation.get("do_sample") is False:
         settings["temperature"] = 0.0
     try:

@@ -23,7 +23,7 @@ from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.variants import Variants
 from jaxis.engine.fingerprint import engine_fingerprint
-from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, sampling_defaults
+from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, note_unapplied, sampling_defaults
 from jaxis.engine.hosts.group import NO_OTHER_HOSTS, HostGroup
 from jaxis.engine.live_weights import LiveWeights, Weights, read_weights
 from jaxis.engine.loaded_model import LoadedModel
@@ -154,6 +154,7 @@ def _build_engine(
         raise ConfigError(_no_chat_template(args.model or "the embedded model", tokenizer))
     generation = read_generation_defaults(path)
     default_sampling_params = sampling_defaults(generation, path)
+    note_unapplied(path, progress)
     if args.fit_memory and followers is not None:
         # What fits into this host's memory says nothing of the others'.
         args = dataclasses.replace(args, fit_memory=False)
