@@ -67,7 +67,7 @@ def test_classes_are_the_references(family, tmp_path):
 
 
 @pytest.mark.parametrize("family", quick_rows(CLASSIFIERS, QUICK))
-def test_padding_in_a_text_is_counted_as_in_the_reference(family, tmp_path):
+def test_padding_in_a_prompt_is_counted_as_in_the_reference(family, tmp_path):
     """Positions of RoBERTa's kind, and the token that a decoder's head sees."""
     model = save_classifier(tmp_path, family, num_labels=3)
     prompts = texts_with_padding(model.config.pad_token_id)

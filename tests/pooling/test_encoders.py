@@ -43,7 +43,7 @@ def test_vectors_are_the_references(family, tmp_path):
 @pytest.mark.parametrize(
     "family", quick_rows([name for name in FAMILIES if name != "Gemma3TextModel"], ["XLMRobertaModel"])
 )
-def test_padding_in_a_text_is_counted_as_in_the_reference(family, tmp_path):
+def test_padding_in_a_prompt_is_counted_as_in_the_reference(family, tmp_path):
     model = save_model(tmp_path, family)
     save_pooling(tmp_path)
     prompts = texts_with_padding(model.config.pad_token_id)

@@ -277,7 +277,8 @@ def test_what_is_no_image_is_one_line(http, path, more, words):
 def test_a_server_of_a_text_model_refuses_images(client_of_text_model):
     response = client_of_text_model.post("/v1/chat/completions", json=body(data_url(random_image(8, 8))))
     assert response.status_code == 400
-    assert "this model does not support image input" in response.json()["error"]["message"]
+    place = "messages[0].content[1].image_url.url"
+    assert response.json()["error"]["message"] == f"{place}: this model does not support image input: send text"
     message = {"role": "user", "content": [{"type": "video", "video": ["data:x"]}]}
     response = client_of_text_model.post("/v1/chat/completions", json={"messages": [message]})
     assert response.status_code == 400

@@ -214,7 +214,7 @@ def with_images(
     if not sources:
         return prompt
     if images is None:
-        raise RequestError(NO_VIDEOS if isinstance(sources[0], Video) else NO_IMAGES, param="messages")
+        raise RequestError(f": {NO_VIDEOS if isinstance(sources[0], Video) else NO_IMAGES}", param="messages")
     return images.put(prompt, sources)
 
 

@@ -173,7 +173,7 @@ class RobertaModel(BertModel):
         self._padding_id = self.first_position(vllm_config.model_config.hf_config) - 1
 
     def position_rows(self, input_ids: jax.Array, metadata: AttentionMetadata) -> jax.Array:
-        """See `BertModel.position_rows`; padding that is written in a text has a row of its own, and is not counted."""
+        """See `BertModel.position_rows`; padding that a prompt has in it gets a row of its own, and is not counted."""
         counts = input_ids != self._padding_id
         before = jnp.cumsum(counts) - counts
         starts = jnp.arange(len(input_ids)) - metadata.input_positions

@@ -28,7 +28,7 @@ def image_part(url: str | None, model: ServedModel, place: str) -> dict[str, Any
       RequestError: The model takes no images, or this is none.
     """
     if model.images is None:
-        raise RequestError(NO_IMAGES, param=place)
+        raise RequestError(f": {NO_IMAGES}", param=place)
     # Unless the operator allows it, never a path or an address: a request reaches no files, and nothing is fetched.
     return {**IMAGE_PART, "image": model.image_access.source(url or "", place)}
 
@@ -46,7 +46,7 @@ def video_part(video: str | Sequence[str], fps: float | None, model: ServedModel
       RequestError: The model takes no videos, or this is none.
     """
     if model.images is None or not model.images.takes_videos:
-        raise RequestError(NO_VIDEOS if model.images is None else ONLY_IMAGES, param=place)
+        raise RequestError(f": {NO_VIDEOS if model.images is None else ONLY_IMAGES}", param=place)
     if isinstance(video, str):
         return {**VIDEO_PART, "video": Video.of_url(video, fps, place)}
     # Of a thousand frames, none is fetched.
