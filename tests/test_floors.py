@@ -50,7 +50,7 @@ FLOORS = (
     "loading sampling_params",
     "config",
     "host kv_transfer_params outputs parallel quantization_rules structured_outputs",
-    "errors version",
+    "errors nearest_name version",
 )
 """Rooms of jaxis, the highest floor first; rooms of a floor are neighbours, which do not import each other.
 

@@ -47,16 +47,15 @@ class _Endpoint(NamedTuple):
     """How the requests of a URL are read, and answered."""
 
     request_model: type[Any]
-    id_prefix: str
-    job: Callable[[Any, ServedModel, str], GenerationJob]
+    job: Callable[[Any, ServedModel], GenerationJob]
     writer: Callable[[Any, GenerationJob], AnswerWriter]
     errors: ErrorDialect = OPENAI_ERRORS
 
 
 _ENDPOINTS = {
-    CHAT_URL: _Endpoint(ChatCompletionRequest, "chatcmpl", chat_job, ChatAnswer),
-    COMPLETIONS_URL: _Endpoint(CompletionRequest, "cmpl", completion_job, CompletionAnswer),
-    RESPONSES_URL: _Endpoint(ResponseRequest, "resp", response_job, ResponseAnswer, RESPONSE_ERRORS),
+    CHAT_URL: _Endpoint(ChatCompletionRequest, chat_job, ChatAnswer),
+    COMPLETIONS_URL: _Endpoint(CompletionRequest, completion_job, CompletionAnswer),
+    RESPONSES_URL: _Endpoint(ResponseRequest, response_job, ResponseAnswer, RESPONSE_ERRORS),
 }
 
 
@@ -96,7 +95,7 @@ class BatchTask:
     def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams, Grammar | None]:
         endpoint, request = self._request(row)
         try:
-            job = self._job(row, endpoint, request)
+            job = self._job(endpoint, request)
             if job.prompts.num_prompts > 1:
                 raise RequestError(
                     f"holds {job.prompts.num_prompts} prompts: give each a line of its own in a batch", param="prompt"
@@ -109,7 +108,7 @@ class BatchTask:
 
     def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:
         endpoint, request = self._request(row)
-        writer = endpoint.writer(request, self._job(row, endpoint, request))
+        writer = endpoint.writer(request, self._job(endpoint, request))
         # Nobody saw the answer's tokens come: a file's rows have no timings.
         return _line(row, 200, writer.whole([output]).model_dump(mode="json", exclude={"timings"}), None)
 
@@ -140,9 +139,9 @@ class BatchTask:
             raise RequestError("priority is not supported in a batch, which runs in its order: leave it out")
         return endpoint, request
 
-    def _job(self, row: Row, endpoint: _Endpoint, request: Any) -> GenerationJob:
+    def _job(self, endpoint: _Endpoint, request: Any) -> GenerationJob:
         try:
-            return endpoint.job(request, self._model, f"{endpoint.id_prefix}-{row.id}")
+            return endpoint.job(request, self._model)
         except ModelNotFoundError as error:
             raise RequestError(f"{error}; give it another name with --served-model-name, or leave it out") from None
 
