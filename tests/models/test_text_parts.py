@@ -13,7 +13,9 @@ from jaxis.bringup.analyze.analysis import analyze
 from jaxis.bringup.verify.compare import GATES, relative_error
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
+from jaxis.errors import CheckpointError
 from jaxis.models.model_loader import construct_abstractly, load_model
+from jaxis.models.tied_tables import config_as_stored
 from jaxis.parallel.mesh import make_mesh
 from tests.support.paged_sequences import PagedSequence, PagedSequences
 from tests.support.parity import prompt, run_model
@@ -168,3 +170,41 @@ def test_qwen2_5_vl_may_have_its_texts_keys_outside():
     flat = HFConfig(nested | text)
     construct_abstractly(VllmConfig(ModelConfig("flat", flat)))
     assert flat.unread_keys() == []
+
+
+@pytest.mark.parametrize("family", ["Llava", "Mistral3"])
+@pytest.mark.parametrize(
+    ("outside", "inside", "table"),
+    [(True, False, "one"), (None, False, "one"), (True, False, "two"), (False, True, "two"), (None, True, "two")],
+)
+def test_configs_that_contradict_themselves_are_read_as_the_reference_reads_them(
+    tmp_path, family, outside, inside, table
+):
+    torch.manual_seed(0)
+    kinds = {"Llava": ("llama", "clip_vision_model"), "Mistral3": ("mistral", "pixtral")}
+    text, sight = ({"model_type": kind} for kind in kinds[family])
+    config = getattr(transformers, f"{family}Config")(
+        text_config=TEXT | text | {"tie_word_embeddings": False}, vision_config=_PIXTRAL | sight
+    )
+    config.tie_word_embeddings = False
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["text_config"]["tie_word_embeddings"] = inside
+    values["tie_word_embeddings"] = outside
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+    path = tmp_path / "model.safetensors"
+    if table == "one":
+        save_file({name: t for name, t in load_file(path).items() if "lm_head" not in name}, path, {"format": "pt"})
+    reference, info = transformers.AutoModelForImageTextToText.from_pretrained(
+        tmp_path, dtype=torch.float32, output_loading_info=True
+    )
+    tokens, config = prompt(40), config_as_stored(tmp_path)
+    vllm_config = VllmConfig(ModelConfig(str(tmp_path), config, dtype=jnp.float32))
+    if info["missing_keys"]:  # the reference's head is random
+        with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
+            load_model(vllm_config, make_mesh())
+        return
+    with torch.no_grad():
+        expected = reference.eval()(torch.tensor([tokens])).logits[0].numpy()
+    logits = run_model(load_model(vllm_config, make_mesh()), (40,))[40][0]
+    assert relative_error(logits, expected) < 1e-4

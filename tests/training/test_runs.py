@@ -18,11 +18,14 @@ import yaml
 
 from jaxis.errors import CheckpointError, ConfigError, EngineError
 from jaxis.host.progress import ProgressDisplay
+from jaxis.layers.checkpoint_names import CheckpointNames
+from jaxis.loading.open_checkpoint import read_hf_config
 from jaxis.loading.safetensors_writer import SafetensorsWriter
+from jaxis.models.changed_checkpoint import write_changed
+from jaxis.models.tied_tables import Tables
 from jaxis.training.base_model import open_base_model
 from jaxis.training.batches import Batches, BatchShape
 from jaxis.training.config import TrainConfig
-from jaxis.training.export import write_model
 from jaxis.training.metrics import MetricsFile
 from jaxis.training.trainable import make_trainable
 from jaxis.training.trainer import Trainer
@@ -190,7 +193,8 @@ def test_a_model_has_no_files_of_the_run_that_made_its_base(checkpoint, tmp_path
     for name in ("metrics.jsonl", "answers.jsonl", "report.html", "kept.txt"):
         (base / name).write_text("{}")
     output.mkdir()
-    write_model(base, output, lambda _, tensor: tensor, is_tied=True)
+    tables = Tables(read_hf_config(base))
+    write_changed(base, output, lambda _, tensor: tensor, CheckpointNames(), tables, is_tied=True)
     assert (output / "kept.txt").exists()
     assert not any((output / name).exists() for name in ("metrics.jsonl", "answers.jsonl", "report.html"))
 

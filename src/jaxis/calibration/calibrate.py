@@ -20,7 +20,6 @@ from jaxis.calibration.sensitivity import weight_schemes
 from jaxis.calibration.text import read_documents
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.checkpoint_values import checkpoint_dtype
-from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError, RequestError
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight, WeightScheme, dequantize, quantize
 from jaxis.layers.checkpoint_names import CheckpointNames, checkpoint_names_of
@@ -29,6 +28,7 @@ from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.models.common.decoder import DecoderModel
 from jaxis.models.model_loader import load_model
+from jaxis.models.tied_tables import config_as_stored
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.tokenizer import Tokenizer
@@ -249,7 +249,7 @@ class _LayerCalibrator:
 
 
 def _unquantized(source: Path) -> VllmConfig:
-    hf_config = HFConfig.from_folder(source)
+    hf_config = config_as_stored(source)
     return VllmConfig(ModelConfig(str(source), hf_config, dtype=jnp.dtype(checkpoint_dtype(hf_config) or "float32")))
 
 

@@ -36,8 +36,8 @@ from jaxis.layers.experts import JaxExperts
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.weight_method import WeightMethod
-from jaxis.loading.open_checkpoint import read_hf_config
 from jaxis.models.model_loader import construct_abstractly, load_model
+from jaxis.models.tied_tables import config_as_stored
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.rules import RuleQuantizationConfig, weight_scheme
 from jaxis.quantization_rules import QuantizationRule
@@ -47,7 +47,7 @@ from jaxis.quantization_rules import QuantizationRule
 
 def weight_schemes(source: Path, rules: RuleQuantizationConfig) -> dict[str, WeightScheme]:
     """Dotted name of each module to be quantized -> how. Routers are never quantized."""
-    model = construct_abstractly(VllmConfig(ModelConfig(str(source), read_hf_config(source)), quant_config=rules))
+    model = construct_abstractly(VllmConfig(ModelConfig(str(source), config_as_stored(source)), quant_config=rules))
     methods = {name: getattr(module, "quant_method", None) for name, module in named_modules(model)}
     return {
         name: method.scheme
@@ -113,7 +113,7 @@ def measure_sensitivity(
     Raises:
       ConfigError, CheckpointError: The model cannot be loaded.
     """
-    config = VllmConfig(ModelConfig(str(folder), read_hf_config(folder), dtype=jnp.float32))
+    config = VllmConfig(ModelConfig(str(folder), config_as_stored(folder), dtype=jnp.float32))
     mesh = make_mesh(1)
     with jax.set_mesh(mesh):
         model = load_model(config, mesh)

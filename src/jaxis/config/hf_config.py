@@ -239,6 +239,19 @@ class HFConfig(Mapping[str, Any]):
         """
         return cls(read_config(folder), overrides, source=str(config_path(folder)))
 
+    def with_values(self, values: Mapping[str, Any]) -> HFConfig:
+        """This config with other values; what is read of either counts as read of both.
+
+        Args:
+          values: Key -> value; a key of a nested object that is there is written with dots.
+        """
+        changed = copy.copy(self)
+        changed._values = dict(self._values)
+        for dotted, value in values.items():
+            key, _, rest = dotted.partition(".")
+            changed._values[key] = changed._values[key].with_values({rest: value}) if rest else value
+        return changed
+
     def __getitem__(self, key: str) -> Any:
         if key not in self:
             name = self._as_written(key)

@@ -110,12 +110,17 @@ class TensorChanger(Protocol):
 class TensorChanges(Protocol):
     """Changes a checkpoint's tensors as they are read, before they are cast, quantized or packed."""
 
-    def begin(self, name_here: Callable[[str], str]) -> TensorChanger:
+    def begin(self, name_here: Callable[[str], str], *, is_tied: bool) -> TensorChanger:
         """Called before a checkpoint is read.
 
         Args:
           name_here: From a name in checkpoints to the model's own, for modules and tensors.
+          is_tied: Whether the checkpoint's head is its embeddings.
         """
+        ...
+
+    def splits_tied(self, name_here: Callable[[str], str]) -> bool:
+        """Whether a tied model's embeddings and head become two tables that differ."""
         ...
 
 
@@ -126,11 +131,13 @@ class LoadConfig:
     Attributes:
       prediction_layer: Whether the layer that predicts the token after the next one is loaded, too, to draft tokens.
       tensor_changes: What becomes of the checkpoint's tensors before a model gets them; None: nothing.
+      splits_tied: Whether these make two tables of the one that is the checkpoint's embeddings and head.
       load_format: "auto" reads the checkpoint's weights; "dummy" makes random ones.
     """
 
     prediction_layer: bool = False
     tensor_changes: TensorChanges | None = None
+    splits_tied: bool = False
     load_format: Literal["auto", "dummy"] = "auto"
 
 

@@ -19,6 +19,7 @@ from jaxis.host.progress import ProgressDisplay
 from jaxis.loading.hub import resolve_model
 from jaxis.loading.open_checkpoint import TensorListing, read_config_values
 from jaxis.models.draft_loader import check_same_vocabulary, load_draft_model, load_eagle3
+from jaxis.models.tied_tables import tables_of
 from jaxis.quantization.arguments import requested_config
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def read_draft_config(
     assert speculative.model is not None
     path = resolve_model(speculative.model, revision=speculative.revision, token=args.token, cache_dir=args.cache_dir)
     config = read_config_values(path)
-    hf_config = HFConfig(config.values, source=config.source)
+    hf_config = tables_of(HFConfig(config.values, source=config.source), path).config
     args = dataclasses.replace(
         args, quantization=speculative.quantization or args.quantization, additional_config=None, load_format="auto"
     )

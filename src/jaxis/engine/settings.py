@@ -22,6 +22,7 @@ from jaxis.kernels import native
 from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.lora.merge import MergedAdapter
+from jaxis.models.tied_tables import tables_of
 from jaxis.quantization.arguments import requested_config
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.rules import RuleQuantizationConfig
@@ -57,10 +58,12 @@ def make_vllm_config(
     quantization = requested_config(args.requested_quantization)
     speculative = args.parsed_speculative_config
     predicts = speculative is not None and speculative.method == "mtp"
+    has_weights = stored != {} and args.load_format != "dummy"
+    tables = tables_of(hf_config, path, changes := _tensor_changes(args), has_weights=has_weights)
     return VllmConfig(
         model_config=ModelConfig(
             model=str(path),
-            hf_config=hf_config,
+            hf_config=tables.config,
             dtype=_dtype(args.dtype, hf_config, platform),
             max_model_len=_max_model_len(args.max_model_len, hf_config),
             **_fields_of(ModelConfig, args),
@@ -76,7 +79,10 @@ def make_vllm_config(
         ),
         parallel_config=ParallelConfig(**_fields_of(ParallelConfig, args)),
         load_config=LoadConfig(
-            prediction_layer=predicts, tensor_changes=_tensor_changes(args), **_fields_of(LoadConfig, args)
+            prediction_layer=predicts,
+            tensor_changes=changes,
+            splits_tied=tables.are_split,
+            **_fields_of(LoadConfig, args),
         ),
         quant_config=make_quant_config(
             args, TensorListing(path) if stored is None else stored, hf_config, quantization

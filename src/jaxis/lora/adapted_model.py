@@ -147,10 +147,10 @@ class AdaptedModel:
         replaced = {
             name for name, tensor in adapter.replaced.items() if not self._is_base_of_change(adapter, name, tensor)
         }
-        if replaced:
+        if whole := replaced | adapter.tokens.keys():
             raise ConfigError(
-                f"{adapter.path} replaces {min(replaced)!r}, which is the same for all requests: merge it "
-                "while loading (--adapter FOLDER --merge)"
+                f"{adapter.path} replaces {'' if replaced else 'rows of '}{min(whole)!r}, which is the same for all "
+                "requests: merge it while loading (--adapter FOLDER --merge)"
             )
         changes: dict[str, LayerChange | ExpertsChange] = {}
         tables: dict[str, ExpertTablesOf] = {}

@@ -22,6 +22,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _PART = re.compile(r"\.(lora_A\.weight|lora_B\.weight|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)$")
+_TOKENS = ".token_adapter.trainable_tokens_delta"
 _DIGESTED_PIECE_BYTES = 1 << 20
 
 
@@ -81,6 +82,25 @@ class LowRankChange:
 
 
 @dataclass(frozen=True)
+class TokenRows:
+    """Rows of a table that an adapter has instead of the table's own.
+
+    Attributes:
+      ids: The tokens.
+      rows: [tokens, E].
+    """
+
+    ids: Sequence[int]
+    rows: np.ndarray
+
+    def put_into(self, table: np.ndarray) -> np.ndarray:
+        """A table [V, E] with these rows."""
+        changed = np.array(table)
+        changed[list(self.ids)] = self.rows.astype(table.dtype)
+        return changed
+
+
+@dataclass(frozen=True)
 class Adapter:
     """A PEFT adapter.
 
@@ -90,6 +110,7 @@ class Adapter:
       digest: SHA-256 of its files' bytes: equal digests mean equal outputs.
       changes: Module -> what is added to it. Names are those of the checkpoint that it was trained on.
       replaced: Tensor -> what it is instead: whole weights, and biases.
+      tokens: Module -> the rows of some tokens that it has in its table.
       experts: Stacked parameter of experts -> what is added to it.
     """
 
@@ -98,6 +119,7 @@ class Adapter:
     digest: bytes
     changes: Mapping[str, LowRankChange]
     replaced: Mapping[str, np.ndarray]
+    tokens: Mapping[str, TokenRows]
     experts: Mapping[str, ExpertChange]
 
     @property
@@ -144,14 +166,15 @@ def read_adapter(path: str | os.PathLike[str]) -> Adapter:
     with SafetensorsFile(weights) as file:
         tensors = _Tensors(file, config)
         tensors.read()
-    return Adapter(folder, config, digest_of(folder), tensors.changes, tensors.replaced, tensors.experts)
+    found = tensors.changes, tensors.replaced, tensors.tokens, tensors.experts
+    return Adapter(folder, config, digest_of(folder), *found)
 
 
 class _Tensors:
     """Sorts the tensors of a file; looks at names and shapes before it touches the data.
 
     Attributes:
-      changes, replaced, experts: See `Adapter`.
+      changes, replaced, tokens, experts: See `Adapter`.
     """
 
     def __init__(self, file: SafetensorsFile, config: AdapterConfig) -> None:
@@ -159,32 +182,39 @@ class _Tensors:
         self._config = config
         self.changes: dict[str, LowRankChange] = {}
         self.replaced: dict[str, np.ndarray] = {}
+        self.tokens: dict[str, TokenRows] = {}
         self.experts: dict[str, ExpertChange] = {}
 
     def read(self) -> None:
         """Reads all of them."""
         parts: dict[str, dict[str, str]] = {}
         for name in self._file.names:
-            if self._file.info(name).dtype not in _FLOATS:
-                raise self._fault(name, f"is {self._file.info(name).dtype}, expected float32, bfloat16 or float16")
-            if not name.startswith(_PREFIX):
-                raise self._fault(name, f"does not begin with {_PREFIX!r}, as PEFT's do")
-            module = name.removeprefix(_PREFIX)
-            if match := _PART.search(module):
-                parts.setdefault(module[: match.start()], {})[match[1]] = name
-            elif ".lora_" in module:
-                raise self._fault(name, "is of a kind that is not supported")
-            elif self._is_replaced(module):
-                self.replaced[module.replace(".base_layer.", ".")] = self._tensor(name)
-            else:
-                raise self._fault(name, f"belongs to none of the modules that {CONFIG_FILE} names")
-        if not parts and not self.replaced:
+            self._take(name, parts)
+        if not parts and not self.replaced and not self.tokens:
             raise CheckpointError(f"{self._file.path} has no tensors: the adapter was not saved whole")
         for module, names in parts.items():
             if (stack := self._stack(module, has_inner=f"{module}.base_layer" in parts)) is None:
                 self.changes[module] = self._change(module, names)
             else:
                 self.experts[stack] = self._expert_change(module, stack, names)
+
+    def _take(self, name: str, parts: dict[str, dict[str, str]]) -> None:
+        """Takes a tensor that is whole; notes one that is a part of a module's change: module -> kind -> name."""
+        if self._file.info(name).dtype not in _FLOATS:
+            raise self._fault(name, f"is {self._file.info(name).dtype}, expected float32, bfloat16 or float16")
+        if not name.startswith(_PREFIX):
+            raise self._fault(name, f"does not begin with {_PREFIX!r}, as PEFT's do")
+        module = name.removeprefix(_PREFIX)
+        if match := _PART.search(module):
+            parts.setdefault(module[: match.start()], {})[match[1]] = name
+        elif module.endswith(_TOKENS):
+            self.tokens[module.removesuffix(_TOKENS)] = self._token_rows(name, module.removesuffix(_TOKENS))
+        elif ".lora_" in module:
+            raise self._fault(name, "is of a kind that is not supported")
+        elif self._is_replaced(module):
+            self.replaced[module.replace(".base_layer.", ".")] = self._tensor(name)
+        else:
+            raise self._fault(name, f"belongs to none of the modules that {CONFIG_FILE} names")
 
     def _stack(self, module: str, *, has_inner: bool) -> str | None:
         """The stacked parameter of experts that a module's tensors change; None: they change a module."""
@@ -209,9 +239,17 @@ class _Tensors:
             stacks[0], stacks[1], rank, self._config.scale_of(stack), has_inputs_first=self._config.has_inputs_first
         )
 
+    def _token_rows(self, name: str, module: str) -> TokenRows:
+        ids, shape = self._config.tokens_of(module), self._file.info(name).shape
+        if len(shape) != 2 or shape[0] != len(ids):
+            raise self._fault(name, f"has shape {list(shape)}, but {CONFIG_FILE} names {len(ids)} tokens for it")
+        return TokenRows(ids, self._tensor(name))
+
     def _is_replaced(self, name: str) -> bool:
         """Whether the config says that the adapter has this tensor whole."""
         module, _, kind = name.rpartition(".")
+        if self._config.ensures_tying and kind == "weight" and not any(part.isdigit() for part in name.split(".")):
+            return True  # the table that is tied to one that the config names
         whole = self._config.replaces(module)
         if module.endswith(".base_layer") and (kind == "weight" or self._config.bias == "none"):
             # PEFT saves embeddings and heads that it changes with what they were changed from.
@@ -230,7 +268,8 @@ class _Tensors:
         name = module
         if not self._config.changes(module):
             name = f"{module}.weight"
-            if not self._config.changes_parameter(name):
+            is_tied = self._config.ensures_tying and not any(part.isdigit() for part in module.split("."))
+            if not is_tied and not self._config.changes_parameter(name):
                 raise self._fault(names[kinds[0]], f"is of a module that {CONFIG_FILE} does not name")
         rank, sizes = self._config.rank_of(name), [self._file.info(names[kind]).shape for kind in kinds]
         shape_a, shape_b = sizes

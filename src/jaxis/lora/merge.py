@@ -11,9 +11,9 @@ import numpy as np
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.lora.adapter import Adapter, not_in_model, read_adapter
 from jaxis.lora.expert_change import SQUARE, part_of_expert, stack_and_part
+from jaxis.models.common.tables import EMBEDDINGS, HEAD
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
-_HEAD, _EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -29,23 +29,43 @@ class MergedAdapter:
 
     path: str | os.PathLike[str]
 
-    def begin(self, name_here: Callable[[str], str]) -> _Merge:
+    def begin(self, name_here: Callable[[str], str], *, is_tied: bool) -> _Merge:
         """Reads the adapter. Raises CheckpointError, ConfigError: see `read_adapter`."""
-        return _Merge(read_adapter(self.path), name_here)
+        return _Merge(read_adapter(self.path), name_here, is_tied=is_tied)
+
+    def splits_tied(self, name_here: Callable[[str], str]) -> bool:
+        """See `TensorChanges`. Raises as `begin` does."""
+        return self.begin(name_here, is_tied=True).splits
 
 
 class _Merge:
-    def __init__(self, adapter: Adapter, name_here: Callable[[str], str]) -> None:
+    """See `TensorChanger`.
+
+    Of a tied model PEFT changes each of the two tables by its own name, except for rows of tokens, which the head has
+    as the embeddings have them.
+
+    Attributes:
+      splits: Whether the tables of a tied model differ afterwards.
+    """
+
+    def __init__(self, adapter: Adapter, name_here: Callable[[str], str], *, is_tied: bool) -> None:
         self._adapter = adapter
         self._name_here = name_here
         # Modules' and tensors' names as the model has them -> as the adapter has them.
         self._changes = {name_here(f"{module}.weight"): module for module in adapter.changes}
         self._replaced = {name_here(tensor): tensor for tensor in adapter.replaced}
+        self._tokens = {name_here(f"{module}.weight"): module for module in adapter.tokens}
+        if is_tied and EMBEDDINGS in self._tokens:
+            self._tokens.setdefault(HEAD, self._tokens[EMBEDDINGS])
+        self.splits = is_tied and self._differs_in_tables()
+        self._is_one_table = is_tied and not self.splits
         self._experts = {name_here(stack): stack for stack in adapter.experts}
         self._seen: set[str] = set()
 
     def changed(self, name: str, tensor: np.ndarray) -> np.ndarray:
         name = self._name_here(name)
+        if self._is_one_table and name == HEAD:
+            name = EMBEDDINGS
         self._seen.add(name)
         if (theirs := self._replaced.get(name)) is not None:
             replacement = self._adapter.replaced[theirs]
@@ -55,6 +75,11 @@ class _Merge:
             change = self._adapter.changes[module]
             self._check(module, tensor, change.weight_shape)
             tensor = change.merged(tensor).astype(tensor.dtype)
+        if (module := self._tokens.get(name)) is not None:
+            tokens = self._adapter.tokens[module]
+            vocab_size = max(*tokens.ids, len(tensor) - 1) + 1
+            self._check(module, tensor, (vocab_size, tokens.rows.shape[1]))
+            tensor = tokens.put_into(tensor)
         return self._with_experts(name, tensor) if self._experts else tensor
 
     def _with_experts(self, name: str, tensor: np.ndarray) -> np.ndarray:
@@ -79,20 +104,20 @@ class _Merge:
         return (tensor.astype(np.float32) + added).astype(tensor.dtype)
 
     def check_all_used(self) -> None:
-        for name, theirs in {**self._replaced, **self._changes, **self._experts}.items():
-            if name not in self._seen:
+        for name, theirs in {**self._replaced, **self._changes, **self._tokens, **self._experts}.items():
+            if name not in self._seen and not (self._is_one_table and name == HEAD):
                 raise not_in_model(self._adapter, theirs)
-        if _is_tied(self._seen) and (changed := self._changed_embedding()) is not None:
-            raise ConfigError(
-                f"{self._adapter.path} changes {changed!r}, whose weight is also the model's head, which PEFT leaves "
-                "as it is: this cannot be merged"
-            )
 
-    def _changed_embedding(self) -> str | None:
-        for name, module in self._changes.items():
-            if name.endswith(_EMBEDDINGS):
-                return module
-        return None
+    def _differs_in_tables(self) -> bool:
+        """Whether the adapter makes of one table two that differ."""
+        if self._changes.keys() & {EMBEDDINGS, HEAD}:
+            return True
+        if self._tokens.get(EMBEDDINGS) != self._tokens.get(HEAD):
+            return True
+        embeddings, head = (self._adapter.replaced.get(self._replaced.get(name, "")) for name in (EMBEDDINGS, HEAD))
+        if embeddings is None or head is None:
+            return embeddings is not head
+        return not np.array_equal(embeddings, head)
 
     def _check(self, theirs: str, tensor: np.ndarray, shape: tuple[int, ...] | None) -> None:
         if tensor.dtype.name not in _FLOATS:
@@ -106,7 +131,3 @@ class _Merge:
                 f"{self._adapter.path}: {theirs!r} is for a weight of {expected}, but the checkpoint's has "
                 f"{list(tensor.shape)}: the adapter was trained on another model"
             )
-
-
-def _is_tied(seen: set[str]) -> bool:
-    return not any(name.endswith(_HEAD) for name in seen)

@@ -41,6 +41,7 @@ _READ = frozenset(
         *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules"),
         *("exclude_modules", "layers_to_transform", "layers_pattern", "use_dora", "bias", "lora_bias"),
         *("modules_to_save", "init_lora_weights", "target_parameters", "fan_in_fan_out", "qalora_group_size"),
+        *("trainable_token_indices", "ensure_weight_tying"),
     }
 )
 
@@ -66,6 +67,8 @@ class AdapterConfig:
       layers: Of these, the only layers; empty means all.
       layers_patterns: Names of the list of layers in the modules' names; empty means any.
       whole_modules: Ends of the names of modules of which it has the whole weights.
+      tokens: The tokens whose rows it has in tables: of the embeddings, or by the ends of the tables' names.
+      ensures_tying: Whether it has of a tied model's head what it has of the embeddings, though it names one of them.
       bias: Whose biases it has: "none", "all" or "lora_only".
       has_inputs_first: Whether A of every stacked parameter is of its inputs, which PEFT ensures since 0.19. Before, it
         was of the outputs of parameters that are [X, out, in].
@@ -85,6 +88,8 @@ class AdapterConfig:
     layers: Sequence[int] = ()
     layers_patterns: Sequence[str] = ()
     whole_modules: Sequence[str] = ()
+    tokens: Sequence[int] | Mapping[str, Sequence[int]] = ()
+    ensures_tying: bool = False
     bias: str = "none"
     has_inputs_first: bool = False
 
@@ -114,6 +119,12 @@ class AdapterConfig:
         names = [module[: match.start()] for match in re.finditer(r"\.|$", module)]
         # PEFT compares the ends of names whether or not a part begins there: norm is also input_layernorm.
         return any(name.endswith(key) for name in names for key in self.whole_modules)
+
+    def tokens_of(self, module: str) -> Sequence[int]:
+        """The tokens whose rows it has in the table of this dotted name."""
+        if not isinstance(self.tokens, Mapping):
+            return self.tokens
+        return next((ids for name, ids in self.tokens.items() if _is_named([name], module)), ())
 
     def _layer_of(self, module: str) -> int | None:
         if not self.layers_patterns:
@@ -179,6 +190,8 @@ class _Reader:
             layers=self._layers(),
             layers_patterns=self._expressions("layers_pattern"),
             whole_modules=self._names("modules_to_save"),
+            tokens=self._tokens(),
+            ensures_tying=self._flag("ensure_weight_tying"),
             bias=bias,
             has_inputs_first=self._is_since(0, 19),
         )
@@ -223,6 +236,14 @@ class _Reader:
             raise self._not(key, "an object of regular expressions")
         for expression in value:
             self._check_expression(key, expression, _RANK_OR_ALPHA)
+        return value
+
+    def _tokens(self) -> Sequence[int] | Mapping[str, Sequence[int]]:
+        value = self._values.get("trainable_token_indices") or []
+        for ids in value.values() if isinstance(value, dict) else [value]:
+            is_list = isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids)
+            if not is_list or len(set(ids)) < len(ids):
+                raise self._not("trainable_token_indices", "a list of different token ids, or an object of such lists")
         return value
 
     def _names(self, key: str, *, or_expression: bool = False) -> Sequence[str] | str:

@@ -44,6 +44,7 @@ class Cohere2ForCausalLM(Cohere2CausalLM):
 class AyaVisionForConditionalGeneration(TextPart, Cohere2ForCausalLM):
     """Aya Vision: the text, and what encodes images for it."""
 
+    is_tied_outside = True
     tower: ClassVar[type[VisionTower] | None] = AyaVision
     text_model_types = ("cohere2",)
     other_parts = ("vision_tower", "multi_modal_projector")
@@ -56,6 +57,7 @@ class AyaVisionForConditionalGeneration(TextPart, Cohere2ForCausalLM):
 class Cohere2VisionForConditionalGeneration(InnerTextPart, Cohere2ForCausalLM):
     """Command A Vision: the text, and what encodes images for it."""
 
+    is_tied_outside = True
     tower: ClassVar[type[VisionTower] | None] = Cohere2Vision
     text_model_types = ("cohere2",)
     other_parts = ("model.vision_tower", "model.multi_modal_projector")

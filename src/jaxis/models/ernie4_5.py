@@ -49,6 +49,7 @@ class Ernie4_5ForCausalLM(CausalLM):
 class PaddleOCRVLForConditionalGeneration(TextPart, Ernie4_5ForCausalLM):
     """PaddleOCR-VL: the text, with Llama's names and maybe no object for its keys, and what encodes images for it."""
 
+    is_tied_outside = True
     tower: ClassVar[type[VisionTower] | None] = PaddleOcrVision
     layer_class = functools.partial(Ernie4_5DecoderLayer, interleaved_rope=False)
     text_renames = ()

@@ -58,6 +58,7 @@ class Gemma3ForCausalLM(GemmaCausalLM):
 class Gemma3ForConditionalGeneration(TextPart, Gemma3ForCausalLM):
     """The text of the multimodal checkpoints, from 4B parameters, and what encodes images for it."""
 
+    is_tied_outside = True
     tower = Gemma3Vision
     text_model_types = ("gemma3_text",)
     other_parts = ("vision_tower", "multi_modal_projector")

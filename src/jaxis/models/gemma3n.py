@@ -204,6 +204,7 @@ def _per_layer_size(config: HFConfig) -> int:
 class Gemma3nForConditionalGeneration(InnerTextPart, Gemma3nForCausalLM):
     """E2B and E4B as published; images, video and audio are not supported."""
 
+    is_tied_outside = True
     text_model_types = ("gemma3n_text",)
     other_parts = ("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio")
     other_keys = (

@@ -251,6 +251,7 @@ _OTHER_KEYS = (
 class Gemma4ForConditionalGeneration(InnerTextPart, Gemma4ForCausalLM):
     """E2B, E4B, 26B-A4B and 31B as published, and what encodes images for them; video and audio are not supported."""
 
+    is_tied_outside = True
     tower = Gemma4Vision
     text_model_types = ("gemma4_text",)
     other_parts = ("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio")
@@ -266,6 +267,7 @@ class Gemma4ForConditionalGeneration(InnerTextPart, Gemma4ForCausalLM):
 class Gemma4UnifiedForConditionalGeneration(InnerTextPart, Gemma4UnifiedForCausalLM):
     """12B as published, which sees without a transformer of its own; video and audio are not supported."""
 
+    is_tied_outside = True
     tower = Gemma4UnifiedVision
     text_model_types = ("gemma4_unified_text",)
     other_parts = ("model.vision_embedder", "model.embed_vision", "model.embed_audio")

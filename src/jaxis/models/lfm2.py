@@ -32,6 +32,7 @@ def _intermediate_size(config: HFConfig) -> int:
 class Lfm2VlForConditionalGeneration(InnerTextPart, Lfm2ForCausalLM):
     """LFM2-VL: the text, and what encodes images for it."""
 
+    is_tied_outside = True
     tower = Lfm2Vision
     text_model_types = ("lfm2",)
     other_parts = ("model.vision_tower", "model.multi_modal_projector")

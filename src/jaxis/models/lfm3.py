@@ -63,6 +63,7 @@ class Lfm3ForCausalLM(LfmCausalLM):
 class Lfm3VlForConditionalGeneration(InnerTextPart, Lfm3ForCausalLM):
     """LFM3-VL: the text, and what encodes images for it."""
 
+    is_tied_outside = True
     tower = Lfm3Vision
     text_model_types = ("lfm3",)
     other_parts = ("model.vision_tower", "model.multi_modal_projector")

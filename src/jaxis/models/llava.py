@@ -99,6 +99,7 @@ class Qwen2AudioForConditionalGeneration(VoxtralForConditionalGeneration):
 class InternVLForConditionalGeneration(LlavaForConditionalGeneration):
     """InternVL 2.5, 3 and 3.5 as transformers has them: the text, and what encodes images for it."""
 
+    is_tied_outside = True
     tower = InternVLVision
     other_keys = (*_SEES, "image_token_id", "image_seq_length", "downsample_ratio")
 

@@ -23,6 +23,7 @@ def _layer_of_text(scope: LayerScope) -> PreNormDecoderLayer:
 class Mistral3ForConditionalGeneration(TextPart, CausalLM):
     """The text of the multimodal checkpoints, and what encodes images for it."""
 
+    is_tied_outside = True
     tower = PixtralVision
     layer_class = _layer_of_text
     text_model_types = ("mistral", "ministral3", "mistral4")

@@ -17,7 +17,6 @@ from flax import nnx
 
 from jaxis.config import VllmConfig
 from jaxis.config.quantization import HasQuantMethod, QuantizationConfig, name_of_tensor
-from jaxis.config.vllm_config import TensorChanger
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.experts import JaxExperts
@@ -35,6 +34,7 @@ from jaxis.layers.weight_loader import LoadsWeights, place_array
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.models.common.interfaces import DRAFT_PREFIX
 from jaxis.models.common.stage_model import cut_to_stage
+from jaxis.models.common.tables import HEAD, with_both_tables
 from jaxis.models.registry import model_class_of
 from jaxis.parallel.mesh import check_experts
 from jaxis.parallel.stages import WHOLE, Stage
@@ -236,11 +236,16 @@ def _load(
     load_weights = loader_of(model).load_weights
     # In the older model development guide, load_weights(rng) finds the files itself.
     offered: dict[str, Callable[[], Any]] = {"rng": lambda: jax.random.key(vllm_config.model_config.seed)}
-    changes, changer = vllm_config.load_config.tensor_changes, None
-    if changes is not None:
-        changer = changes.begin(checkpoint_names_of(model).name_here)
+    names, load_config = checkpoint_names_of(model), vllm_config.load_config
+    changer = None
+    if (changes := load_config.tensor_changes) is not None:
+        is_tied = load_config.splits_tied or getattr(model, "lm_head", model) is None
+        changer = changes.begin(names.name_here, is_tied=is_tied)
     with tensors or open_checkpoint(folder) as checkpoint:
-        weights = _tensors(checkpoint, vllm_config.quant_config, on_progress, changer)
+        stored = _tensors(checkpoint, vllm_config.quant_config, on_progress)
+        if load_config.splits_tied:
+            stored = with_both_tables(stored, names)
+        weights = stored if changer is None else ((name, changer.changed(name, tensor)) for name, tensor in stored)
         offered["weights"] = lambda: weights
         arguments = _arguments_named_by(load_weights, offered)
         try:
@@ -257,6 +262,8 @@ def _load(
         hint = ""
         if all(name.startswith(DRAFT_PREFIX) for name in missing):
             hint = "; these are of layers that predict later tokens: give files with them, or draft with method ngram"
+        elif [names.name_here(name) for name in missing] == [HEAD]:
+            hint = "; if the head is the embeddings, say so with hf_overrides={'tie_word_embeddings': True}"
         raise CheckpointError(
             f"{source}: {len(missing)} of the model's parameters are not in the checkpoint: {shown}{hint}"
         )
@@ -266,12 +273,11 @@ def _tensors(
     checkpoint: NamedTensors,
     quant_config: QuantizationConfig | None,
     on_progress: Callable[[int, int], None] | None,
-    changer: TensorChanger | None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     bytes_read = 0
     for name_in_file, tensor in checkpoint.iterate():
         if (name := name_of_tensor(quant_config, name_in_file)) is not None:
-            yield name, tensor if changer is None else changer.changed(name, tensor)
+            yield name, tensor
         bytes_read += tensor.nbytes
         if on_progress is not None:
             on_progress(bytes_read, checkpoint.total_bytes)

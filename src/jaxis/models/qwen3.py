@@ -41,6 +41,7 @@ class LightOnOcrVision(PixtralVision):
 class LightOnOcrForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
     """The text of LightOnOCR, and what encodes images for it."""
 
+    is_tied_outside = True
     tower = LightOnOcrVision
     text_model_types = ("qwen3",)
     other_parts = ("model.vision_encoder", "model.vision_projection")

@@ -29,8 +29,10 @@ from jaxis.loading.checkpoint_files import (
 from jaxis.loading.headers import HeaderTensor
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
 from jaxis.models.common.interfaces import DropsRedundantTensors, RenamesTensors
+from jaxis.models.common.tables import other_table
 from jaxis.models.common.text_part import TextPart
 from jaxis.models.model_loader import construct_abstractly
+from jaxis.models.tied_tables import tables_of
 from jaxis.quantization import compressed_tensors_export, mlx
 from jaxis.quantization.checkpoint_parts import CheckpointParts
 from jaxis.quantization.compressed_tensors import RULES_KEY
@@ -103,7 +105,7 @@ def quantize_checkpoint(
         exists or cannot be written.
     """
     check_destination(destination, "folder")
-    hf_config = HFConfig.from_folder(source)
+    hf_config = tables_of(HFConfig.from_folder(source), source).config
     if hf_config.get("quantization_config") is not None:
         raise CheckpointError(f"{source} is quantized already: give the unquantized checkpoint")
     config = hf_config.to_dict()
@@ -167,7 +169,8 @@ def _without_redundant(model: JaxModule, checkpoint: Checkpoint) -> dict[str, st
         raise CheckpointError(f"{checkpoint.folder}: tensor {twice!r} is there twice, under two names: remove one")
     pairs = ((name, checkpoint.tensor(stored)) for name, stored in in_file.items())
     kept = model.without_redundant_tensors(pairs) if isinstance(model, DropsRedundantTensors) else pairs
-    return {in_file[name]: name for name, _ in kept}
+    # A tied model's table may be there under the head's name alone.
+    return {in_file.get(name) or in_file[other_table(name)]: name for name, _ in kept}
 
 
 def _header(checkpoint: Checkpoint, name: str) -> HeaderTensor:

@@ -27,6 +27,7 @@ from jaxis.layers.module import JaxModule
 from jaxis.loading.hub import resolve_model
 from jaxis.loading.open_checkpoint import TensorListing, read_config_values
 from jaxis.models.model_loader import construct_abstractly, load_model
+from jaxis.models.tied_tables import tables_of
 from jaxis.parallel.mesh import make_mesh
 from jaxis.planning.abstract_model import abstract_model
 from jaxis.quantization.arguments import parse_quantization
@@ -141,7 +142,9 @@ def open_base_model(config: TrainConfig, platform: str | None = None) -> BaseMod
         else resolve_model(params.model_name, revision=params.model_revision)
     )
     values = read_config_values(path)
-    hf_config = HFConfig(values.values, source=values.source)
+    hf_config = tables_of(
+        HFConfig(values.values, source=values.source), path, has_weights=params.load_pretrained_weights
+    ).config
     check_values(hf_config)
     tokenizer = read_tokenizer(path, params.chat_template)
     if tokenizer is None:

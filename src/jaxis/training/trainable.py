@@ -13,17 +13,20 @@ import numpy as np
 
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
-from jaxis.layers.checkpoint_names import CheckpointNames, checkpoint_names_of
+from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.layers.module import JaxModule
 from jaxis.loading.gguf.shards import gguf_file
 from jaxis.loading.open_checkpoint import open_checkpoint
+from jaxis.lora.merged_checkpoint import write_merged
+from jaxis.models.changed_checkpoint import write_changed
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.registry import model_class_of
+from jaxis.models.tied_tables import Tables
 from jaxis.training.adapters import AdaptedLayers, choose_layers
 from jaxis.training.base_model import BaseModel
 from jaxis.training.config import DPO, ENGINE, ROUTER_KEYS, TrainConfig
 from jaxis.training.engine_forward import EngineAdapters, EngineWeights, check_engine_forward
-from jaxis.training.export import merged_with, replaced_by, write_model
+from jaxis.training.export import replaced_by
 from jaxis.training.functional_model import FunctionalModel, Values, cast_floats, is_float, values_of
 from jaxis.training.objectives import Forward, make_forward
 from jaxis.training.sharding import Devices, Placement
@@ -99,7 +102,7 @@ class _AllWeights:
             shapes = {name: tuple(checkpoint.info(name).shape) for name in checkpoint.names()}
             read = checkpoint.tensor if config.model.load_pretrained_weights else None
             self.places = find_places(model, lambda: base.construct(jnp.float32), shapes, base.name, read)
-        self._is_tied = getattr(model, "lm_head", None) is None
+        self._names, self._is_tied = checkpoint_names_of(model), getattr(model, "lm_head", None) is None
         self.initial = {name: value for name, value in values.items() if is_float(value)}
         self.frozen: Values = {name: value for name, value in values.items() if not is_float(value)}
         self.logical_axes = self._prepare(model)
@@ -139,7 +142,8 @@ class _AllWeights:
         return self._model.bind(self.placement.devices.on_one(self.combine(trained, self.frozen)))
 
     def write(self, folder: Path, trained: Mapping[str, np.ndarray]) -> None:
-        write_model(self._base.path, folder, replaced_by(self.places, trained), is_tied=self._is_tied)
+        change, tables = replaced_by(self.places, trained), Tables(self._base.hf_config)
+        write_changed(self._base.path, folder, change, self._names, tables, is_tied=self._is_tied)
 
 
 class _AllWeightsInEngine(_AllWeights):
@@ -192,8 +196,6 @@ class _Adapters:
         )
         with open_checkpoint(base.path) as checkpoint:
             modules = {name.rpartition(".")[0] for name in checkpoint.names()}
-        self._names: CheckpointNames = checkpoint_names_of(model)
-        self._is_tied = getattr(model, "lm_head", None) is None
         self._layers: AdaptedLayers = choose_layers(model, config.peft, modules)
         # A reference needs no derivatives, which would be computed along with its log-probabilities.
         self._head_is_frozen = (
@@ -239,7 +241,7 @@ class _Adapters:
     def write(self, folder: Path, trained: Mapping[str, np.ndarray]) -> None:
         self._layers.write(folder, trained, self._config.model.model_name or "")
         if self._merges:
-            write_model(self._base.path, folder, merged_with(folder, self._names), is_tied=self._is_tied)
+            write_merged(self._base.path, folder, folder)
             self._layers.remove(folder)
 
 

@@ -6,21 +6,22 @@ from pathlib import Path
 
 from jaxis.bringup.analyze.config import construct
 from jaxis.bringup.analyze.tensors import check_tensors
-from jaxis.config.quantization_files import read_config
 from jaxis.errors import CheckpointError, ConfigError
+from jaxis.layers.module import JaxModule
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
+from jaxis.models.tied_tables import config_as_stored
 
 
-def check_complete(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint) -> None:
-    """Checks that the model takes every tensor and lacks none, from names and shapes alone.
+def check_complete(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint) -> JaxModule:
+    """Checks that the model takes every tensor and lacks none, from names and shapes alone; that model.
 
     Raises:
       ConfigError: jaxis does not support the model, so it cannot tell.
       CheckpointError: The model would not load.
     """
     tensors = {name: checkpoint.info(name) for name in checkpoint.names()}
-    construction = construct(read_config(source), str(source / "config.json"), tensors=tensors)
+    construction = construct(config_as_stored(source).to_dict(), str(source / "config.json"), tensors=tensors)
     if construction.model is None or construction.refusals:
         why = construction.refusals[0] if construction.refusals else "its architecture is not supported"
         raise ConfigError(f"{source} cannot be converted: {why}; jaxis analyze {source} says more")
@@ -32,3 +33,4 @@ def check_complete(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint) -> No
             f"{source}: {first.kind}: {first.names}: {first.reason} (1 of {len(problems)} problems with its tensors; "
             f"jaxis analyze {source} lists them)"
         )
+    return construction.model

@@ -29,6 +29,8 @@ from jaxis.loading.gguf.generation import SETTINGS
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
 from jaxis.loading.open_checkpoint import open_checkpoint, read_generation_defaults, read_hf_config
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
+from jaxis.models.common.tables import EMBEDDINGS, HEAD
+from jaxis.models.tied_tables import config_as_stored
 from jaxis.tokenizer import Tokenizer
 
 # Whether two configs are of the same model, as jaxis reads them.
@@ -190,8 +192,12 @@ class _Plan:
 def _plan(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint, outtype: str) -> _Plan:
     config = _text_config(source)
     described = model_keys(config)
-    check_complete(source, checkpoint)
+    model = check_complete(source, checkpoint)
     original_names = _original_names(checkpoint, source)
+    left_out = _left_out(checkpoint, original_names)
+    if getattr(model, "lm_head", model) is None:
+        head = original_names.pop(HEAD, None)  # a copy of the embeddings, or their only name
+        original_names |= {} if head is None or EMBEDDINGS in original_names else {EMBEDDINGS: head}
     infos = {name: checkpoint.info(original) for name, original in original_names.items()}
     tensors = _tensors({name: info.shape for name, info in infos.items()}, config, described.names, source)
     biases = [tensor.sources[0] for tensor in tensors if tensor.name.endswith(("_q.bias", "_output.bias", "_up.bias"))]
@@ -221,12 +227,12 @@ def _plan(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint, outtype: str) 
         described.tensors,
         headers,
         original_names,
-        described.notes + vocabulary.notes + _left_out(checkpoint, original_names),
+        described.notes + vocabulary.notes + left_out,
     )
 
 
 def _text_config(source: Path) -> HFConfig:
-    config = read_hf_config(source)
+    config = config_as_stored(source)
     if config.get("quantization_config") is not None:
         raise ConfigError(
             f"{source} is quantized; weights are written to GGUF from float checkpoints: give the original one, and "
@@ -261,15 +267,13 @@ def _left_out(checkpoint: Checkpoint | OrbaxCheckpoint, original_names: Mapping[
 
 
 def _tensors(shapes: Mapping[str, tuple[int, ...]], config: HFConfig, names: str, source: Path) -> list[FileTensor]:
-    is_tied = config.get("tie_word_embeddings", False)
     sizes = ModelSizes(
         config["num_hidden_layers"],
         config["num_attention_heads"],
         config.get("num_key_value_heads", config["num_attention_heads"]),
         config.get("qk_nope_head_dim", 0),
     )
-    used = {name: shape for name, shape in shapes.items() if not (is_tied and name == "lm_head.weight")}
-    return gguf_tensors(used, names, sizes, str(source))
+    return gguf_tensors(shapes, names, sizes, str(source))
 
 
 def _header(tensor: FileTensor, dtype: np.dtype, outtype: str, source: Path) -> GGUFTensorHeader:

@@ -31,9 +31,9 @@ from jaxis.layers.norm import Norm
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.uncached import UncachedKeysAndValues
-from jaxis.loading.headers import reading_only_headers
 from jaxis.models.common.interfaces import JaxIntermediateTensors, LayerAdditions, LoadableWithIterator
 from jaxis.models.common.prediction_layers import PredictionLayer, PredictionNames, without_layers
+from jaxis.models.common.tables import EMBEDDINGS, HEAD, lasting, same_bytes
 from jaxis.parallel.mesh import MESH_AXES, automatic_axes
 
 if TYPE_CHECKING:
@@ -333,13 +333,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
         config = vllm_config.model_config.hf_config
         self.check_config(config)
-        self.checkpoint_names = CheckpointNames(
-            self.all_renames(config),
-            self.other_names,
-            self.transposed,
-            self.all_module_renames(config),
-            self.unadaptable,
-        )
+        self.checkpoint_names = self.names_of(config)
         scope = LayerScope(vllm_config, rng, quant_config, names=self.checkpoint_names)
         options = self.options(scope)
         self.logits_multiplier = options.logits_multiplier
@@ -368,6 +362,16 @@ class CausalLM(JaxModule, LoadableWithIterator):
           ConfigError: A key has another value.
         """
         del config
+
+    @classmethod
+    def names_of(cls, config: HFConfig) -> CheckpointNames:
+        """The table of a model.
+
+        Args:
+          config: Of the model's text.
+        """
+        renames, module_renames = cls.all_renames(config), cls.all_module_renames(config)
+        return CheckpointNames(renames, cls.other_names, cls.transposed, module_renames, cls.unadaptable)
 
     @classmethod
     def all_renames(cls, config: HFConfig) -> Sequence[Rename]:
@@ -466,38 +470,32 @@ class CausalLM(JaxModule, LoadableWithIterator):
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
         """Drops tensors that some checkpoints have beyond the model's parameters: prediction layers and duplicates.
 
+        A tied model's table may be there under either of its names; it comes under that of the embeddings.
+
         Raises:
           CheckpointError: A tensor differs from the one that it should duplicate, or cannot be its duplicate.
         """
         embedding = None
         tied_head = None
-        head_name, embedding_name = "lm_head.weight", "model.embed_tokens.weight"
         first, last = len(self.decoder.layers), len(self.decoder.layers) + self.num_prediction_layers
         for name, tensor in without_layers(weights, range(first, last)):
             if name.endswith(self.buffers) or name.startswith(self.prediction_modules):
                 continue
-            if self.lm_head is None and name == head_name:
-                tied_head = tensor
+            if self.lm_head is None and name == HEAD:
+                tied_head = lasting(tensor)
                 continue
             if self.lm_head is None and name.startswith("lm_head."):
-                raise CheckpointError(
-                    f"the checkpoint has {name!r}, of a quantized head, but config.json has tie_word_embeddings=true; "
-                    "set it to false to use the head of its own"
-                )
-            if self.lm_head is None and name == embedding_name:
-                embedding = tensor
+                raise CheckpointError(f"{name!r} is of a quantized head, {_BUT_TIED}")
+            if self.lm_head is None and name == EMBEDDINGS:
+                embedding = lasting(tensor)
             yield name, tensor
-        if tied_head is not None and not _same_bytes(tied_head, embedding):
-            raise CheckpointError(
-                f"{head_name} differs from {embedding_name}, but config.json has tie_word_embeddings=true; "
-                "set it to false to use the head of its own"
-            )
+        if tied_head is not None and embedding is None:
+            yield EMBEDDINGS, tied_head
+        elif tied_head is not None and embedding is not None and not same_bytes(tied_head, embedding):
+            raise CheckpointError(f"{HEAD} differs from {EMBEDDINGS}, {_BUT_TIED}")
 
 
-def _same_bytes(a: np.ndarray, b: np.ndarray | None) -> bool:
-    if b is None or a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    if reading_only_headers():
-        return True
-    # Row by row, so that comparing two large mapped tensors allocates no memory.
-    return all(np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in zip(a, b, strict=True))
+_BUT_TIED = (
+    "but the model was built with one table for both, as its config says (tie_word_embeddings); give "
+    'hf_overrides={"tie_word_embeddings": False} to have a head of its own'
+)

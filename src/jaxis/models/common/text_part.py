@@ -34,6 +34,7 @@ class TextPart(CausalLM):
       text_model_types: The `model_type` that the text's config may have.
       other_parts: The checkpoint's modules and tensors that are not loaded.
       other_keys: Keys of config.json that concern those modules.
+      is_tied_outside: Whether the reference ties the head if config.json does not say so outside of `text_config`.
       tower: What of those modules encodes images, which an engine loads beside the text; None: prompts are text only.
     """
 
@@ -44,6 +45,7 @@ class TextPart(CausalLM):
     text_module_renames: ClassVar[Sequence[Rename]] = (("model.language_model", "model"),)
     # transformers' name of the text model: of adapters that were trained with it, and of files that ModelOpt quantized.
     other_names = (("model.language_model", "model"),)
+    is_tied_outside: ClassVar[bool] = False
     tower: ClassVar[type[VisionTower] | None] = None
     text_model_types: ClassVar[tuple[str, ...]]
     other_parts: ClassVar[tuple[str, ...]]
@@ -60,7 +62,7 @@ class TextPart(CausalLM):
             )
         for key in self.other_keys:
             config.ignore(key, because="it is about a part that is not loaded")
-        self._is_tied_outside: bool | None = config.get("tie_word_embeddings")
+        self._outside: bool | None = config.get("tie_word_embeddings")
         model_config = dataclasses.replace(vllm_config.model_config, hf_config=text_config)
         super().__init__(dataclasses.replace(vllm_config, model_config=model_config), rng, quant_config)
 
@@ -81,14 +83,12 @@ class TextPart(CausalLM):
         return super().all_renames(config)
 
     def is_tied(self, config: HFConfig, default: bool) -> bool:
-        """As config.json or its `text_config` says, which may not contradict each other."""
-        outside = self._is_tied_outside
-        is_tied = super().is_tied(config, default if outside is None else outside)
-        if outside not in (None, is_tied):
-            raise ConfigError(
-                f"{config.source} and its text_config have different tie_word_embeddings: correct the file"
-            )
-        return is_tied
+        """Whether config.json or its `text_config` says so: the reference takes either for some of these families.
+
+        Where it takes the other one of two that differ, the checkpoint has both tables, or the reference has no head.
+        """
+        outside = self._outside
+        return super().is_tied(config, default if outside is None else outside) or bool(outside)
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
         """See `CausalLM`; tensors of `other_parts` are dropped as well."""

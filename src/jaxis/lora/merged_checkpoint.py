@@ -1,0 +1,37 @@
+"""A checkpoint with an adapter merged into its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.errors import ConfigError
+from jaxis.layers.checkpoint_names import checkpoint_names_of
+from jaxis.loading.gguf.shards import gguf_file
+from jaxis.loading.open_checkpoint import read_hf_config
+from jaxis.lora.merge import MergedAdapter
+from jaxis.models.changed_checkpoint import write_changed
+from jaxis.models.model_loader import construct_abstractly
+from jaxis.models.tied_tables import tables_of
+
+
+def write_merged(source: Path, adapter: Path, folder: Path) -> None:
+    """Writes a checkpoint, in Hugging Face's format, with an adapter merged into it as `MergedAdapter` does.
+
+    Args:
+      source: The checkpoint.
+      adapter: The adapter's folder.
+      folder: Where to.
+
+    Raises:
+      ConfigError, CheckpointError: The checkpoint is a GGUF file, or not supported; or see `MergedAdapter`.
+    """
+    if gguf_file(source) is not None:
+        raise ConfigError(f"{source} is a GGUF file, into which no adapter is merged: convert it first (--to hf)")
+    merged = MergedAdapter(adapter)
+    tables = tables_of(read_hf_config(source), source, merged)
+    model = construct_abstractly(VllmConfig(ModelConfig(str(source), tables.config)), check_config=False)
+    names, is_tied = checkpoint_names_of(model), getattr(model, "lm_head", model) is None
+    changer = merged.begin(names.name_here, is_tied=is_tied or tables.are_split)
+    write_changed(source, folder, changer.changed, names, tables, is_tied=is_tied)
+    changer.check_all_used()
