@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,13 +62,15 @@ def train(
         if show_examples:
             _show(trainer, show_examples)
             return
+        if find_spec("matplotlib") is None:
+            note("there will be no report.html: its plots need matplotlib: pip install 'jaxis[train]'")
         try:
             result = trainer.run(ProgressDisplay())
         except EngineError:  # such as a loss that is not finite: how it came to that is to be seen
             _write_report(train_config)
             raise
         _write_report(train_config)
-    _report(result, config, context.args)
+    _report(result, train_config, trainer.base.path, config, context.args)
 
 
 def _show(trainer: Trainer, count: int) -> None:
@@ -89,17 +92,35 @@ def _write_report(config: TrainConfig) -> None:
         note(f"no report.html: {error}")
 
 
-def _report(result: TrainingResult, config: Path | None, arguments: list[str]) -> None:
+def _report(
+    result: TrainingResult, train_config: TrainConfig, base: Path, config: Path | None, arguments: list[str]
+) -> None:
     import signal
 
     if result.stopped_by is None:
-        note(f"{result.num_steps} steps done; the model is in {result.output}")
+        for line in _finished(result, train_config, base):
+            note(line)
         return
     command = ["jaxis", "train", *(() if config is None else ("-c", str(config))), *_without_resume(arguments)]
     note(f"stopped after step {result.step} of {result.num_steps}, saved in {result.checkpoint}; this goes on:")
     note(f"  {shlex.join([*command, _RESUME, 'true'])}")
     if result.stopped_by == signal.SIGINT:
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _finished(result: TrainingResult, config: TrainConfig, base: Path) -> list[str]:
+    """What there is now, and what can be done with it."""
+    done, output = f"{result.num_steps} steps done", str(result.output)
+    if not config.training.save_final_model:
+        return [f"{done}; the model was not saved (training.save_final_model)"]
+    if not config.training.use_peft or config.peft.peft_save_mode == "merged":
+        return [f"{done}; the model is in {output}. Try: jaxis generate {shlex.join([output, 'Hello'])}"]
+    name = config.model.model_name or str(base)
+    return [
+        f"{done}; the adapter is in {output}. Try: jaxis generate {shlex.join([name, 'Hello', '--adapter', output])}",
+        f"a model of it: jaxis convert {shlex.join([name, f'{output}-merged', '--adapter', output])}; "
+        f"for llama.cpp, to {shlex.quote(f'{output}.gguf')}",
+    ]
 
 
 def _without_resume(arguments: list[str]) -> list[str]:

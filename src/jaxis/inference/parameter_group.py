@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -38,6 +39,8 @@ class OumiConversation(PydanticObject, Protocol):
         ...
 
 
+_LIKE = 0.75  # of difflib: how like names are that are offered
+_MAX_SHOWN = 5
 _MISSING = "???"  # what Oumi's objects hold for fields that were not given
 
 
@@ -77,9 +80,33 @@ class ParameterGroup:
             raise ConfigError(f"{cls.section()} is {type(value).__name__}; give {cls.__name__}, or a mapping")
         unknown = [name for name in values if name not in cls.__dataclass_fields__]
         if unknown:
-            known_names = ", ".join(f.name for f in dataclasses.fields(cls))
-            raise ConfigError(f"{cls.section()}.{unknown[0]} is not a known field; known: {known_names}")
+            raise ConfigError(f"{cls.section()}.{unknown[0]} is not a known field: {cls._meant_by(unknown[0])}")
         return cls(**values)
+
+    @classmethod
+    def _meant_by(cls, unknown: str) -> str:
+        """A hint at the fields whose names are like an unknown one, of this section or of another of the same file."""
+        package = cls.__module__.split(".")[1]
+        groups = [group for group in _subclasses(ParameterGroup) if group.__module__.split(".")[1] == package]
+        places: dict[str, list[str]] = {}
+        for group in [cls, *groups]:
+            section = "" if group._section_name() == "config" else f"{group._section_name()}."
+            for field in dataclasses.fields(group) if group._section_name() else ():
+                places.setdefault(field.name, []).append(f"{section}{field.name}")
+        own = [f.name for f in dataclasses.fields(cls)]
+        near = [unknown] if unknown in places else difflib.get_close_matches(unknown, own, 1, _LIKE)
+        near = near or difflib.get_close_matches(unknown, places, 1, _LIKE)
+        if near:
+            return f"did you mean {' or '.join(dict.fromkeys(places[near[0]]))}?"
+        return f"the nearest ones are {', '.join(difflib.get_close_matches(unknown, own, _MAX_SHOWN, 0))}"
+
+    @classmethod
+    def _section_name(cls) -> str:
+        """The section's name; empty of a class that is a base of others."""
+        try:
+            return cls.section()
+        except NotImplementedError:
+            return ""
 
     def notes(self) -> list[str]:
         """One line for each field that is set and has no effect on answers."""
@@ -95,6 +122,11 @@ class ParameterGroup:
         if (value is None and optional) or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
             return
         raise ConfigError(f"{self.section()}.{name}={value!r} must be {expected}")
+
+
+def _subclasses(group: type[ParameterGroup]) -> list[type[ParameterGroup]]:
+    """All classes below one that are dataclasses of fields."""
+    return [each for direct in group.__subclasses__() for each in (direct, *_subclasses(direct))]
 
 
 def plain_value(value: object) -> Any:

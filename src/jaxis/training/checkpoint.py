@@ -50,7 +50,7 @@ class RunState:
         Raises:
           ConfigError: Something differs; the error names the first such thing.
         """
-        for name in sorted({*self.settings, *settings}):
+        for name in sorted({*self.settings, *settings}, key=lambda name: (" " in name, name)):  # fields first
             before, now = self.settings.get(name), settings.get(name)
             if before != now:
                 raise ConfigError(

@@ -19,7 +19,7 @@ from jaxis.tokenizer.chat_messages import check_tool_arguments, messages_for_tem
 from jaxis.training.config import FINAL_TURN
 from jaxis.training.generation_tags import Span
 from jaxis.training.rows import DataRow, Dialogue, Preference, Text, raise_faults
-from jaxis.training.turns import TurnEncoder
+from jaxis.training.turns import TurnEncoder, check_template
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,7 @@ class ExampleEncoder:
         if isinstance(sample, Text):
             yield self._text(sample)
             return
+        check_template(self._tokenizer)
         check_tool_arguments(sample.messages)  # a server takes calls that were cut off, which nobody wants to learn
         messages = messages_for_template(
             sample.messages, self._tokenizer, chat_template=self._template.get("chat_template"), tools=sample.tools

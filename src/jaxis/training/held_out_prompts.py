@@ -10,6 +10,7 @@ from jaxis.inference.conversation import Role
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import messages_for_template
 from jaxis.training.rows import DataRow, Dialogue, Preference, raise_faults
+from jaxis.training.turns import check_template
 
 
 class HeldOutPrompts:
@@ -71,6 +72,7 @@ class HeldOutPrompts:
           RequestError: The chat template refuses it.
         """
         source = self._template.get("chat_template")
+        check_template(self._tokenizer)
         written = messages_for_template(messages, self._tokenizer, chat_template=source, tools=tools)
         return self._tokenizer.encode_chat(written, tools=tools, add_generation_prompt=True, **self._template)
 

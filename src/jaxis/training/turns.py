@@ -36,6 +36,12 @@ class LearnedTurn:
     has_opening: bool = False
 
 
+def check_template(tokenizer: Tokenizer) -> None:
+    """Raises RequestError where conversations cannot be rendered."""
+    if not tokenizer.has_chat_template:
+        raise RequestError("the model has no chat template: set model.chat_template, such as chatml or gemma")
+
+
 class TurnEncoder:
     """Makes token ids of conversations.
 
