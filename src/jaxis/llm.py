@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_kwargs import EngineKwargs, shows_engine_arguments
+from jaxis.engine.execution.variants import VariantsInUseError
 from jaxis.engine.live_weights import Weights
 from jaxis.engine.logits import compute_logits
 from jaxis.engine.opened_model import open_model
@@ -48,7 +50,7 @@ from jaxis.prompts import (
 )
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
-from jaxis.tokenizer.template_choice import chat_template_source
+from jaxis.tokenizer.template_choice import answer_end_token_ids, chat_template_source, with_template
 from jaxis.vision.prompt_images import PromptImages, images_of_prompt, take_images, with_images
 
 
@@ -212,6 +214,20 @@ class LLM(PoolingMethods):
         """The checkpoint's tokenizer, or None if it has none: prompts are then token ids."""
         return self._engine.tokenizer if self._embedder is None else self._embedder.reader.tokenizer
 
+    def tokenizer_of(self, lora_request: LoRARequest | None) -> Tokenizer | None:
+        """The tokenizer, with the chat template that an adapter brings, if it brings one.
+
+        Args:
+          lora_request: The adapter; None: the model itself.
+
+        Raises:
+          ConfigError, CheckpointError: The adapter's files cannot be read.
+        """
+        if lora_request is None or self.tokenizer is None or (variants := self._generator.variants) is None:
+            return self.tokenizer
+        source = variants.chat_template_of(lora_request.lora_path)
+        return self.tokenizer if source is None else with_template(self.tokenizer, source)
+
     @functools.cached_property
     def images(self) -> PromptImages | None:
         """Puts images into prompts; None: the model takes none."""
@@ -319,6 +335,9 @@ class LLM(PoolingMethods):
             raise RequestError(f"mm_processor_kwargs={dict(mm_processor_kwargs)!r} is not supported: leave it out")
         check_tokenization_kwargs(tokenization_kwargs)
         _check_adapters(lora_request)
+        conversations = as_conversation_list(messages)
+        adapters = self._one_adapter_for_each(lora_request, conversations) or [None] * len(conversations)
+        tokenizer_of = functools.cache(self.tokenizer_of)  # an adapter's chat template is read once a call
         render = functools.partial(
             self._tokenize_chat,
             tools=tools,
@@ -327,8 +346,10 @@ class LLM(PoolingMethods):
             continue_final_message=continue_final_message,
             **(chat_template_kwargs or {}),
         )
-        conversations = as_conversation_list(messages)
-        tokenized = [render(with_content_format(each, chat_template_content_format)) for each in conversations]
+        tokenized = [
+            render(with_content_format(each, chat_template_content_format), tokenizer=tokenizer_of(adapter))
+            for each, adapter in zip(conversations, adapters, strict=True)
+        ]
         show = progress if use_tqdm is None else bool(use_tqdm)
         return self._run(tokenized, sampling_params, None, show, lora_request)
 
@@ -359,6 +380,7 @@ class LLM(PoolingMethods):
         def tokenize(messages: Sequence[Message], *, opens_turn: bool, continues: bool) -> TokenizedPrompt:
             return self._tokenize_chat(
                 messages,
+                tokenizer=self.tokenizer,
                 tools=tools,
                 add_generation_prompt=opens_turn,
                 continue_final_message=continues,
@@ -407,13 +429,14 @@ class LLM(PoolingMethods):
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         if isinstance(params, SamplingParams) and params.n != 1:
             raise RequestError(f"n={params.n}: a stream has one completion; use generate for several")
+        _check_adapters(lora_request)
         if isinstance(prompt, TokenizedPrompt):
             tokenized = prompt
         elif is_conversation(prompt):
-            tokenized = self._tokenize_chat(prompt, tools=tools, **(chat_template_kwargs or {}))
+            tokenizer = self.tokenizer_of(lora_request)
+            tokenized = self._tokenize_chat(prompt, tokenizer=tokenizer, tools=tools, **(chat_template_kwargs or {}))
         else:
             tokenized = self._tokenize(cast(Prompt, prompt), _name(0, 1))
-        _check_adapters(lora_request)
         adapters = self._one_adapter_for_each(lora_request, [tokenized])
         stream = self._stream(tokenized, _one_for_each(params, [tokenized]), adapters)
         # Runs until the request is queued, so that closing the iterator aborts it even if nothing was read from it.
@@ -536,9 +559,11 @@ class LLM(PoolingMethods):
         others = {key: value for key, value in prompt.items() if key != "multi_modal_data"}
         return with_images(tokenize_prompt(others, self.tokenizer, where), sources, self.images)
 
-    def _tokenize_chat(self, messages: Sequence[Message], **template: Any) -> TokenizedPrompt:
+    def _tokenize_chat(
+        self, messages: Sequence[Message], *, tokenizer: Tokenizer | None, **template: Any
+    ) -> TokenizedPrompt:
         messages, sources = take_images(messages)
-        return with_images(tokenize_chat(messages, self.tokenizer, **template), sources, self.images)
+        return with_images(tokenize_chat(messages, tokenizer, **template), sources, self.images)
 
     def _template_source(self, chat_template: str) -> str:
         return chat_template_source(chat_template, self.tokenizer.chat_templates if self.tokenizer else {})
@@ -555,12 +580,17 @@ class LLM(PoolingMethods):
         params = _one_for_each(params, prompts)
         show = self._progress if progress and len(prompts) > 1 else ProgressDisplay(enabled=False)
         queued: list[Request] = []
-        num_finished = num_tokens = 0
+        num_finished = num_done = num_tokens = 0
         try:
-            self._add(queued, prompts, params, priority, self._one_adapter_for_each(lora_request, prompts))
+            adapters = self._one_adapter_for_each(lora_request, prompts)
+            self._add(queued, prompts, params, priority, adapters)
             number_of = {request.request_id: i for i, request in enumerate(queued)}
             with show.generating(len(prompts)) as update:
                 while num_finished < len(prompts):
+                    if len(queued) < len(prompts) and num_finished > num_done:
+                        self._add(queued, prompts, params, priority, adapters)
+                        number_of = {request.request_id: i for i, request in enumerate(queued)}
+                    num_done = num_finished
                     for request in self._step():
                         number = number_of.get(request.request_id)
                         if number is None or not request.finished:
@@ -623,18 +653,26 @@ class LLM(PoolingMethods):
         priority: Sequence[int] | None,
         adapters: Sequence[LoRARequest | None] = (),
     ) -> None:
-        """Queues prompts one by one and appends each request to `queued`; the caller aborts those on an error."""
+        """Queues prompts one by one and appends each request to `queued`; the caller aborts those on an error.
+
+        Those that follow one whose adapter has no room in memory beside those in use are left for another call.
+        """
         self._check_open()
         self._check_runs()
         if priority is not None:
             _check_priority(priority, prompts)
         self._num_calls += 1
         digest_of = functools.cache(self._load_adapter)  # of each adapter once a call
+        ends_of = functools.cache(self._ends_of)
         with interrupt_deferred():
-            for i, (prompt, prompt_params) in enumerate(zip(prompts, params, strict=True)):
+            for i, (prompt, prompt_params) in list(enumerate(zip(prompts, params, strict=True)))[len(queued) :]:
                 self._engine.connector.fetch(prompt.token_ids, prompt.cache_salt, prompt_params)
                 try:
                     adapter = adapters[i] if adapters else None
+                    if adapter is not None and not prompt_params.ignore_eos:
+                        stops = prompt_params.stop_token_ids
+                        stops = [*stops, *sorted(ends_of(adapter) - set(stops))]
+                        prompt_params = dataclasses.replace(prompt_params, stop_token_ids=stops)
                     request = self._engine.add_request(
                         f"{self._num_calls}-{i}",
                         prompt.token_ids,
@@ -645,6 +683,10 @@ class LLM(PoolingMethods):
                         variant=b"" if adapter is None else digest_of(adapter.lora_path),
                         inputs=prompt.inputs,
                     )
+                except VariantsInUseError:
+                    if all(request.finished for request in queued):
+                        raise  # others' requests use them
+                    return
                 except RequestError as error:
                     if len(prompts) == 1:
                         raise
@@ -667,6 +709,11 @@ class LLM(PoolingMethods):
         """The digest of an adapter, as its files are now."""
         assert self._generator.variants is not None
         return self._generator.variants.add(self._generator.variants.read(folder))
+
+    def _ends_of(self, adapter: LoRARequest) -> frozenset[int]:
+        """What ends answers in the chat template that an adapter brings."""
+        changed = self.tokenizer_of(adapter)
+        return frozenset() if changed is self.tokenizer else answer_end_token_ids(changed)
 
     def _abort(self, requests: Iterable[Request]) -> None:
         """Aborts the unfinished requests."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from jaxis.llm import LLM
     from jaxis.lora import LoRARequest
     from jaxis.sampling_params import SamplingParams
+    from jaxis.tokenizer import Tokenizer
 
 _HUB_ID_OR_PATH = re.compile(r"~?[\w./\\-]*[/\\][\w./\\-]*(:[\w.-]+)?|\S+\.gguf")
 
@@ -146,7 +147,10 @@ def generate(
         adapter = _adapter_by_request(arguments)
         with open_llm(model, arguments, chats=not raw and not token_ids) as llm:
             if isinstance(request, str):
-                request = _prompt_for(llm, model, request, system, raw, template_kwargs, num_images=len(image or ()))
+                tokenizer = llm.tokenizer if chat_template is not None else llm.tokenizer_of(adapter)
+                request = _prompt_for(
+                    llm, tokenizer, model, request, system, raw, template_kwargs, num_images=len(image or ())
+                )
             params = _params_for(llm, overrides, chats=not token_ids and not isinstance(request, str))
             if image:
                 key = "prompt" if isinstance(request, str) else "prompt_token_ids"
@@ -224,6 +228,7 @@ def _parse_token_ids(text: str) -> list[int]:
 
 def _prompt_for(
     llm: LLM,
+    tokenizer: Tokenizer | None,
     model: str | None,
     text: str,
     system: str | None,
@@ -236,9 +241,9 @@ def _prompt_for(
     if num_images and llm.images is None:
         raise RequestError(NO_IMAGES)
     name = model or "the embedded model"
-    if llm.tokenizer is None:
+    if tokenizer is None:
         raise RequestError(f"{name} has no tokenizer: give the prompt as token ids, with --token-ids")
-    if raw or not llm.tokenizer.has_chat_template:
+    if raw or not tokenizer.has_chat_template:
         if system is not None or template_kwargs:
             raise RequestError(
                 f"{name} has no chat template: leave out --system and --chat-template-kwargs, or give --chat-template"
@@ -248,7 +253,7 @@ def _prompt_for(
     messages: list[dict[str, Any]] = [{"role": "user", "content": parts if num_images else text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    return llm.tokenizer.encode_chat(messages, **template_kwargs)
+    return tokenizer.encode_chat(messages, **template_kwargs)
 
 
 def _stream(

@@ -11,7 +11,7 @@ from jaxis.host.json_object import read_json_object
 from jaxis.host.progress import ProgressDisplay
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
-from jaxis.tokenizer.template_choice import turn_end_token_id
+from jaxis.tokenizer.template_choice import answer_end_token_ids, turn_end_token_id
 
 # Key of generation_config.json -> values with which it does nothing.
 _UNAPPLIED: dict[str, tuple[Any, ...]] = {
@@ -49,8 +49,10 @@ def note_unapplied(path: Path, progress: ProgressDisplay) -> None:
         progress.note(f"generation_config.json: not applied: {', '.join(found)}; give sampling parameters of your own")
 
 
-def end_of_turn(tokenizer: Tokenizer | None, progress: ProgressDisplay) -> frozenset[int]:
-    """What ends an answer in the user's chat template; of the checkpoint's own, its files say it."""
+def end_of_turn(tokenizer: Tokenizer | None, progress: ProgressDisplay, *, is_given: bool) -> frozenset[int]:
+    """What ends an answer in the chat template; says so where nothing does in one that the user gave."""
+    if not is_given:
+        return answer_end_token_ids(tokenizer)
     if tokenizer is None or not tokenizer.has_chat_template:
         return frozenset()
     if (token_id := turn_end_token_id(tokenizer)) is not None:

@@ -148,8 +148,8 @@ def _build_engine(
     opened = opened or open_model(args)
     path, hf_config = opened.path, opened.hf_config
     check_quant_method(quant_method, hf_config)
-    has_own_template = args.chat_template is not None or tokenizer is not None
-    tokenizer = tokenizer or read_tokenizer(path, args.chat_template)
+    is_given = args.chat_template is not None or tokenizer is not None
+    tokenizer = tokenizer or read_tokenizer(path, args.chat_template, args.adapter)
     if needs_chat_template and (tokenizer is None or not tokenizer.has_chat_template):
         raise ConfigError(_no_chat_template(args.model or "the embedded model", tokenizer))
     generation = read_generation_defaults(path)
@@ -182,7 +182,7 @@ def _build_engine(
     _note_parts(hf_config, contents, notes, progress)
     fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
     programs = Programs(executor, progress.compiling)
-    ends = end_of_turn(tokenizer, progress) if has_own_template else frozenset[int]()
+    ends = end_of_turn(tokenizer, progress, is_given=is_given)
     engine = LLMEngine(
         loaded.vllm_config,
         programs,

@@ -16,6 +16,7 @@ import numpy as np
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.execution.variants import HEAD
 from jaxis.errors import ConfigError
+from jaxis.host.byte_size import human_bytes
 from jaxis.layers.addition import EXPERTS, SCALES, StepRows
 from jaxis.layers.checkpoint_names import checkpoint_names_of
 from jaxis.lora.adaptable import ALL_LINEAR, Adaptable, Adaptables, adaptable, table_type
@@ -148,9 +149,10 @@ class AdaptedModel:
             name for name, tensor in adapter.replaced.items() if not self._is_base_of_change(adapter, name, tensor)
         }
         if whole := replaced | adapter.tokens.keys():
+            each = f", {human_bytes(adapter.replaced[min(replaced)].nbytes)} for each adapter" if replaced else ""
             raise ConfigError(
-                f"{adapter.path} replaces {'' if replaced else 'rows of '}{min(whole)!r}, which is the same for all "
-                "requests: merge it while loading (--adapter FOLDER --merge)"
+                f"{adapter.path} replaces {'' if replaced else 'rows of '}{min(whole)!r}{each}, which is the same for "
+                "all requests: merge it while loading (--adapter FOLDER --merge)"
             )
         changes: dict[str, LayerChange | ExpertsChange] = {}
         tables: dict[str, ExpertTablesOf] = {}

@@ -13,6 +13,8 @@ from jaxis.lora.merge import MergedAdapter
 from jaxis.models.changed_checkpoint import write_changed
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.models.tied_tables import tables_of
+from jaxis.models.written_template import write_template
+from jaxis.tokenizer.template_choice import adapter_template
 
 
 def write_merged(source: Path, adapter: Path, folder: Path) -> None:
@@ -35,3 +37,4 @@ def write_merged(source: Path, adapter: Path, folder: Path) -> None:
     changer = merged.begin(names.name_here, is_tied=is_tied or tables.are_split)
     write_changed(source, folder, changer.changed, names, tables, is_tied=is_tied)
     changer.check_all_used()
+    write_template(folder, adapter_template(adapter))

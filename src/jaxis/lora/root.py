@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from jaxis.errors import CheckpointError, ConfigError
@@ -52,6 +53,12 @@ def find_adapter(source: str | os.PathLike[str], root: Path | None, *, most_byte
                 f"{most_bytes}"
             )
     return folder
+
+
+def check_files_inside(folder: Path, root: Path, names: Iterable[str]) -> None:
+    """Raises ConfigError if a file, or what a pattern finds, is a link to somewhere outside of the root."""
+    for path in (path for name in names for path in folder.glob(name)):
+        _check_inside(Path(os.path.realpath(path)), Path(os.path.realpath(root)), str(path.relative_to(folder)))
 
 
 def _check_inside(path: Path, root: Path, name: str) -> None:

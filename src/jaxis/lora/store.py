@@ -12,12 +12,15 @@ from pathlib import Path
 import jax
 
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
+from jaxis.engine.execution.variants import VariantsInUseError
 from jaxis.engine.scheduling.places import PlaceUse
-from jaxis.errors import CheckpointError, ConfigError, RequestError
+from jaxis.errors import CheckpointError, RequestError
 from jaxis.lora.adaptable import ALL_LINEAR
 from jaxis.lora.adapted_model import AdaptedModel, Changes, parts_of
 from jaxis.lora.adapter import digest_of, read_adapter
-from jaxis.lora.root import find_adapter
+from jaxis.lora.root import check_files_inside, find_adapter
+from jaxis.tokenizer.config import TEMPLATE_FILES
+from jaxis.tokenizer.template_choice import adapter_template
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,13 @@ class AdapterStore:
             raise CheckpointError(f"{folder} changed while it was read: try again")
         return LoadedAdapter(adapter.digest, changes, parts_of(changes), generation)
 
+    def chat_template_of(self, source: str | os.PathLike[str]) -> str | None:
+        """See `Variants`. Raises CheckpointError, ConfigError: see `find_adapter` and `adapter_template`."""
+        folder = find_adapter(source, self._root, most_bytes=self._model.most_file_bytes)
+        if self._root is not None:
+            check_files_inside(folder, self._root, TEMPLATE_FILES)
+        return adapter_template(folder)
+
     def add(self, read: LoadedAdapter, *, keep: bool = False) -> bytes:
         """See `Variants`."""
         if read.digest not in self._known:
@@ -132,7 +142,9 @@ class AdapterStore:
     def _forget_one(self) -> None:
         unused = next((each for each in self._known if not self._unfinished[each] and each not in self._kept), None)
         if unused is None:
-            raise ConfigError(f"all of max_cpu_loras={self._max_known} adapters are in use: raise it, or unload one")
+            raise VariantsInUseError(
+                f"all of max_cpu_loras={self._max_known} adapters are in use: raise it, or unload one"
+            )
         self.remove(unused)
 
     @property

@@ -95,6 +95,13 @@ class TokenizerConfig:
             ) from error
 
 
+TEMPLATE_FILES = (
+    *("tokenizer_config.json", "special_tokens_map.json", "chat_template*"),
+    *("additional_chat_templates", "additional_chat_templates/*"),
+)
+"""Where a folder may have its chat templates: names, and patterns of them."""
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """Reads a JSON file that must hold an object; a missing file reads as an empty one.
 

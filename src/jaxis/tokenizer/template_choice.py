@@ -5,15 +5,17 @@ Base models have no template, and some instruction-tuned checkpoints lost theirs
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
 from jaxis.errors import ConfigError, RequestError
 from jaxis.tokenizer.chat_template import render_chat_template
-from jaxis.tokenizer.config import DEFAULT_TEMPLATE
+from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig
 from jaxis.tokenizer.tokenizer import Tokenizer
 
 _FOLDER = Path(__file__).parent.parent / "assets" / "chat_templates"
@@ -26,24 +28,50 @@ def template_names() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.jinja"))
 
 
-def read_tokenizer(path: Path, chat_template: str | os.PathLike[str] | None = None) -> Tokenizer | None:
-    """A checkpoint's tokenizer, with the user's chat template in place of its own.
+def read_tokenizer(
+    path: Path,
+    chat_template: str | os.PathLike[str] | None = None,
+    adapter: str | os.PathLike[str] | None = None,
+) -> Tokenizer | None:
+    """A checkpoint's tokenizer, with another chat template in place of its own.
 
     Args:
       path: See `Tokenizer.from_path`.
-      chat_template: See `chat_template_source`; None keeps the checkpoint's.
+      chat_template: The user's, see `chat_template_source`; None: the adapter's, or else the checkpoint's.
+      adapter: The folder of what is merged into the checkpoint.
 
     Raises:
       CheckpointError: See `Tokenizer.from_path`.
       ConfigError: The template cannot be read, or there is no tokenizer to use it with.
     """
     tokenizer = Tokenizer.from_path(path)
+    if chat_template is None and adapter is not None:
+        chat_template = adapter_template(Path(adapter))
     if chat_template is None:
         return tokenizer
     if tokenizer is None:
         raise ConfigError(f"chat_template: {path.name} has no tokenizer, so it can have no chat template: leave it out")
-    tokenizer.chat_templates = {DEFAULT_TEMPLATE: chat_template_source(chat_template, tokenizer.chat_templates)}
-    return tokenizer
+    return with_template(tokenizer, chat_template_source(chat_template, tokenizer.chat_templates))
+
+
+def with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
+    """A tokenizer with this template alone."""
+    changed = copy.copy(tokenizer)
+    changed.chat_templates = {DEFAULT_TEMPLATE: source}
+    return changed
+
+
+def adapter_template(folder: Path) -> str | None:
+    """The chat template in an adapter's folder; None if it has none.
+
+    Raises:
+      CheckpointError: A file is invalid.
+      ConfigError: It is not Jinja.
+    """
+    source = TokenizerConfig.from_folder(folder).chat_templates.get(DEFAULT_TEMPLATE)
+    if source is not None:
+        _check_syntax(source, f"the chat template in {folder}")
+    return source
 
 
 def chat_template_source(asked: str | os.PathLike[str], own: Mapping[str, str] | None = None) -> str:
@@ -72,6 +100,34 @@ def chat_template_source(asked: str | os.PathLike[str], own: Mapping[str, str] |
         source, where = _read(path), f"chat_template {text}"
     _check_syntax(source, where)
     return source
+
+
+def answer_end_token_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
+    """The token that ends answers in the tokenizer's default template, if one does, and nothing else in them.
+
+    A template that also writes it within an answer, between reasoning, text and calls, leaves the end to the model's
+    other tokens.
+    """
+    if tokenizer is None or not tokenizer.has_chat_template or (end := turn_end_token_id(tokenizer)) is None:
+        return frozenset()
+    call = {"type": "function", "function": {"name": "jaxis_probe_call", "arguments": {"a": "b"}}}
+    answers: list[dict[str, Any]] = [
+        {"reasoning_content": "jaxis-reasoning-probe", "content": _PROBE_ANSWER},
+        {"content": _PROBE_ANSWER, "tool_calls": [call]},
+    ]
+    for answer in answers:
+        try:
+            text = tokenizer.apply_chat_template(
+                [{"role": "user", "content": "a"}, {"role": "assistant", **answer}], add_generation_prompt=False
+            )
+        except RequestError:
+            continue
+        places = [text.find(mark) for mark in ("jaxis-reasoning-probe", _PROBE_ANSWER, "jaxis_probe_call")]
+        found = [place for place in places if place >= 0]
+        within = text[min(found, default=0) : max(found, default=0)]
+        if end in tokenizer.encode(within, add_special_tokens=False):
+            return frozenset()
+    return frozenset({end})
 
 
 def turn_end_token_id(tokenizer: Tokenizer) -> int | None:

@@ -52,8 +52,3 @@ def replaced_by(places: TensorPlaces, trained: Mapping[str, np.ndarray]) -> Chan
         return tensor if value is None else value.astype(tensor.dtype)
 
     return changed
-
-
-def write_template(folder: Path, template: str) -> None:
-    """Writes the chat template that a model was trained with."""
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")

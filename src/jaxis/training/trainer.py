@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.errors import ConfigError, EngineError
 from jaxis.host.progress import ProgressDisplay
+from jaxis.models.written_template import write_template
 from jaxis.parallel.mesh import put
 from jaxis.training.base_model import BaseModel, open_base_model
 from jaxis.training.batch_source import Moment
@@ -29,7 +30,7 @@ from jaxis.training.checkpoint import RunState, checkpoint_folder, find_checkpoi
 from jaxis.training.config import TrainConfig, TrainingParams
 from jaxis.training.data import Split, load_split, num_steps
 from jaxis.training.evaluation import AnswerScores, held_out_loss
-from jaxis.training.export import placed_into, write_template
+from jaxis.training.export import placed_into
 from jaxis.training.meter import Meter
 from jaxis.training.methods import TrainingData, load_data, make_objective
 from jaxis.training.optimizer import make_optimizer, make_schedule
@@ -45,7 +46,7 @@ _FREE_TO_CHANGE = frozenset(
         *("per_device_eval_batch_size", "resume_from_checkpoint", "try_resume_from_last_checkpoint"),
         *("enable_gradient_checkpointing", "enable_tensorboard", "logging_dir", "metrics_function"),
         # The fields of the first are a section of their own.
-        *("grpo", "log_completions", "vocab_mismatch_positions"),
+        *("grpo", "log_completions", "vocab_mismatch_positions", "peft_save_mode"),
         *TrainingParams.WITHOUT_EFFECT,
     }
 )
@@ -245,9 +246,8 @@ class _Run:
     def _write(self, model: Trainable, trained: Mapping[str, jax.Array | np.ndarray]) -> None:
         with placed_into(self._output) as folder:
             model.write(folder, {name: np.asarray(value) for name, value in trained.items()})
-            template = self._base.tokenizer.default_chat_template
-            if self._config.model.chat_template is not None and template is not None:
-                write_template(folder, template)
+            is_given = self._config.model.chat_template is not None
+            write_template(folder, self._base.tokenizer.default_chat_template if is_given else None)
 
     def _is_time_to_evaluate(self, step: int) -> bool:
         if self._validation is None:
@@ -291,7 +291,7 @@ class _Run:
 
     def _settings(self) -> dict[str, Any]:
         """What must be the same when the run goes on, by the names of the configuration."""
-        found: dict[str, Any] = {"steps": self._total}
+        found: dict[str, Any] = {}
         sections = {
             **{"training": self._params, "training.grpo": self._params.grpo},
             **{"peft": self._config.peft, "model": self._config.model},
@@ -312,6 +312,7 @@ class _Run:
             for field in dataclasses.fields(dataset):
                 if field.name not in dataset.WITHOUT_EFFECT:
                     found[f"data.train.datasets[{number}].{field.name}"] = getattr(dataset, field.name)
+        found["the number of steps (training.max_steps, or training.num_train_epochs and the rows)"] = self._total
         for path, digest in self._data.digests.items():
             found[f"the contents of {path}"] = digest
         return {name: _plain(value) for name, value in found.items()}

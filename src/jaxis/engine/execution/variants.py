@@ -13,9 +13,14 @@ import jax
 
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.scheduling.places import Places, PlaceUse
+from jaxis.errors import ConfigError
 
 HEAD = "head"
 """The part of a model that `compute_logits` is, with which variants have programs of their own."""
+
+
+class VariantsInUseError(ConfigError):
+    """As many variants are known as can be, and sequences use all of them."""
 
 
 class Variants(Places, Protocol):
@@ -86,6 +91,10 @@ class Variants(Places, Protocol):
         """
         ...
 
+    def chat_template_of(self, source: str | os.PathLike[str]) -> str | None:
+        """The chat template that a variant brings; None: it has the model's. May be called as `read` is."""
+        ...
+
     def add(self, read: Any, *, keep: bool = False) -> bytes:
         """Makes a variant known; returns its digest.
 
@@ -94,7 +103,7 @@ class Variants(Places, Protocol):
           keep: Until it is removed; otherwise it may be forgotten when there are too many.
 
         Raises:
-          JaxisError: Too many are known.
+          VariantsInUseError: Too many are known, and in use.
         """
         ...
 

@@ -27,6 +27,7 @@ from jaxis.engine.frontend.engine_client import (
     EngineStats,
     RequestState,
     Submission,
+    VariantLoad,
     WorkerClient,
 )
 from jaxis.engine.frontend.output_stream import OutputStream, StreamWaker
@@ -245,7 +246,7 @@ class AsyncLLMEngine(AsyncEngine):
         self._descriptions: list[asyncio.Future[list[RequestState]]] = []
         self._engine_ids: dict[str, str] = {}  # by the requests' own ids
         self._num_requests = 0
-        self._loads: dict[int, asyncio.Future[bytes]] = {}
+        self._loads: dict[int, asyncio.Future[VariantLoad]] = {}
         self._changes: dict[int, asyncio.Future[ChangeDone]] = {}
         self._num_calls = 0
         self._updates = asyncio.Lock()
@@ -331,8 +332,8 @@ class AsyncLLMEngine(AsyncEngine):
         super().reset_prefix_cache()
         self._engine.reset_prefix_cache()
 
-    async def load_variant(self, source: str) -> bytes:
-        """Loads a variant of the model; returns its digest, by which prompts name it.
+    async def load_variant(self, source: str) -> VariantLoad:
+        """Loads a variant of the model, by whose digest prompts name it.
 
         Args:
           source: Where it is kept.
@@ -452,7 +453,7 @@ class AsyncLLMEngine(AsyncEngine):
 
     def _end_calls(self, new: EngineOutputs) -> None:
         for load in new.loads:
-            _end_call(self._loads, load.call_id, load.variant, load.error)
+            _end_call(self._loads, load.call_id, load, load.error)
         for done in new.changes:
             _end_call(self._changes, done.call_id, done, done.error)
 

@@ -16,6 +16,7 @@ from jaxis.sampling_params import RAW_LOGPROBS, SamplingParams
 if TYPE_CHECKING:
     import asyncio
 
+    from jaxis.engine.execution.variants import Variants
     from jaxis.engine.frontend.engine_change import EngineChange
     from jaxis.engine.grammar.compiler import GrammarCompiler
     from jaxis.engine.grammar.matcher import Grammar
@@ -102,7 +103,7 @@ class EngineInfo:
             num_parameters=num_parameters + built.hosts.num_parameters,
             weight_type=weight_type,
             fingerprint=built.fingerprint,
-            variants=None if built.variants is None else tuple(ModelVariant(*each) for each in built.variants.named),
+            variants=None if built.variants is None else _named(built.variants),
             logprobs_mode=config.model_config.logprobs_mode,
             num_devices=config.parallel_config.tensor_parallel_size
             * engine.runner.num_ranks
@@ -221,6 +222,12 @@ class RequestState:
     first_scheduled_time: float | None
 
 
+def _named(variants: Variants) -> tuple[ModelVariant, ...]:
+    return tuple(
+        ModelVariant(name, source, digest, variants.chat_template_of(source)) for name, source, digest in variants.named
+    )
+
+
 @dataclass(frozen=True)
 class ModelVariant:
     """A variant of the model that requests ask for by name.
@@ -229,11 +236,13 @@ class ModelVariant:
       name: The name.
       source: Where it is kept.
       digest: What the engine knows it by.
+      chat_template: Jinja source of the one that it brings; None: it has the model's.
     """
 
     name: str
     source: str
     digest: bytes
+    chat_template: str | None = None
 
 
 @dataclass(frozen=True)
@@ -244,11 +253,13 @@ class VariantLoad:
       call_id: Names the call.
       variant: Its digest; b"" if it could not be loaded.
       error: Why it could not.
+      chat_template: See `ModelVariant`.
     """
 
     call_id: int
     variant: bytes
     error: Exception | None = None
+    chat_template: str | None = None
 
 
 @dataclass(frozen=True)

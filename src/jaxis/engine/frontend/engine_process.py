@@ -204,7 +204,9 @@ class WorkerProcess(ABC):
         try:
             meanwhile()
             self.info = self._child.wait_until_ready(admit)
-            self.tokenizer = read_tokenizer(Path(self.info.model_folder), arguments.get("chat_template"))
+            self.tokenizer = read_tokenizer(
+                Path(self.info.model_folder), arguments.get("chat_template"), arguments.get("adapter")
+            )
         except BaseException:
             self._child.kill()
             raise

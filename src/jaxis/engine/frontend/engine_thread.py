@@ -125,11 +125,11 @@ class EngineThread:
             variants = self._engine.runner.variants
             if variants is None:
                 raise RequestError("this engine has no variants of its model")
-            read = variants.read(source)
+            read, template = variants.read(source), variants.chat_template_of(source)
         except Exception as error:
             self._commands.put(functools.partial(self._post, EngineOutputs(loads=[VariantLoad(call_id, b"", error)])))
         else:
-            self._commands.put(functools.partial(self._add_variant, variants, call_id, read))
+            self._commands.put(functools.partial(self._add_variant, variants, call_id, read, template))
 
     def unload_variant(self, variant: bytes) -> None:
         """Forgets a variant of the model once no request uses it."""
@@ -268,9 +268,9 @@ class EngineThread:
         else:
             self._running[new.request_id] = _RunningRequest(DeltaTracker(request), new.final_only)
 
-    def _add_variant(self, variants: Variants, call_id: int, read: Any) -> None:
+    def _add_variant(self, variants: Variants, call_id: int, read: Any, chat_template: str | None) -> None:
         try:
-            load = VariantLoad(call_id, variants.add(read, keep=True))
+            load = VariantLoad(call_id, variants.add(read, keep=True), chat_template=chat_template)
         except JaxisError as error:
             load = VariantLoad(call_id, b"", error)
         self._post(EngineOutputs(loads=[load]))

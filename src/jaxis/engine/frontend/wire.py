@@ -214,15 +214,17 @@ class VariantLoaded(msgspec.Struct):
     call_id: int
     variant: bytes
     failure: EngineFailed | None
+    chat_template: str | None
 
     @classmethod
     def of(cls, load: VariantLoad) -> VariantLoaded:
         """Reports a result."""
-        return cls(load.call_id, load.variant, None if load.error is None else EngineFailed.of(load.error))
+        failure = None if load.error is None else EngineFailed.of(load.error)
+        return cls(load.call_id, load.variant, failure, load.chat_template)
 
     def load(self) -> VariantLoad:
         """The result again."""
-        return VariantLoad(self.call_id, self.variant, self.failure and self.failure.error())
+        return VariantLoad(self.call_id, self.variant, self.failure and self.failure.error(), self.chat_template)
 
 
 class EngineChanged(msgspec.Struct):

@@ -116,6 +116,9 @@ def sampling_params(model: ServedModel, given: Mapping[str, Any], answer: Answer
         settings["min_tokens"] = min(min_tokens, max_tokens)
     if answer.needs_special_tokens:
         settings["skip_special_tokens"] = False
+    if not settings.get("ignore_eos", defaults.ignore_eos):
+        own = settings.get("stop_token_ids", defaults.stop_token_ids)
+        settings["stop_token_ids"] = [*own, *sorted(model.end_token_ids - set(own))]
     settings |= _thinking_budget(model, settings)
     if answer.grammar is None:
         return dataclasses.replace(defaults, **settings)

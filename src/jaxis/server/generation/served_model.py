@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -12,6 +13,7 @@ from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.http.errors import ModelNotFoundError
 from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer.template_choice import answer_end_token_ids, with_template
 from jaxis.vision.access import ImageAccess
 from jaxis.vision.prompt_images import PromptImages
 
@@ -89,6 +91,7 @@ class ServedModel:
       fingerprint: The engine's, which answers carry; None if there is none.
       variants: Name -> variant of the model, as they are at the moment.
       variant: Digest of the one that the name asks for; b"": the model itself.
+      end_token_ids: Tokens that end its answers, besides those that end the model's.
     """
 
     names: tuple[str, ...]
@@ -103,6 +106,7 @@ class ServedModel:
     fingerprint: str | None = None
     variants: Mapping[str, ModelVariant] = field(default_factory=dict)
     variant: bytes = b""
+    end_token_ids: frozenset[int] = frozenset()
     images: PromptImages | None = None
     image_access: ImageAccess = field(default_factory=ImageAccess)
 
@@ -124,7 +128,11 @@ class ServedModel:
         if found is None:
             return dataclasses.replace(self, names=(name,))
         fingerprint = self.fingerprint and f"{self.fingerprint}_{found.digest.hex()[:_DIGEST_CHARACTERS]}"
-        return dataclasses.replace(self, names=(name,), variant=found.digest, fingerprint=fingerprint)
+        model = dataclasses.replace(self, names=(name,), variant=found.digest, fingerprint=fingerprint)
+        if self.tokenizer is None or found.chat_template is None:
+            return model
+        tokenizer, ends = _with_template(self.tokenizer, found.chat_template)
+        return dataclasses.replace(model, tokenizer=tokenizer, end_token_ids=ends)
 
     def check_name(self, name: str | None) -> None:
         """Raises ModelNotFoundError if a request asks for another model; none, or an empty one, is any."""
@@ -133,6 +141,13 @@ class ServedModel:
     @property
     def _names(self) -> ModelNames:
         return ModelNames(self.names, self.aliases, self.variants)
+
+
+@functools.lru_cache(maxsize=64)
+def _with_template(tokenizer: Tokenizer, source: str) -> tuple[Tokenizer, frozenset[int]]:
+    """A tokenizer with a variant's chat template, and what ends answers in that."""
+    changed = with_template(tokenizer, source)
+    return changed, answer_end_token_ids(changed)
 
 
 def untagged(name: str) -> str:

@@ -99,10 +99,10 @@ class ServedAdapters(Mapping[str, ModelVariant]):
             if before is None and self._has_tagged(name):
                 raise RequestError("differs from another adapter's only in the tag :latest", param="lora_name")
             try:
-                digest = await self._engine.load_variant(source)
+                loaded = await self._engine.load_variant(source)
             except (CheckpointError, ConfigError) as error:
                 raise RequestError(f": {error}", param="lora_path") from None
-            self._found[name] = ModelVariant(name, source, digest)
+            self._found[name] = ModelVariant(name, source, loaded.variant, loaded.chat_template)
             if before is not None:
                 self._release(before)
 
