@@ -15,7 +15,6 @@ from jaxis.bringup.convert.merged import convert_merged, merged_beside
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.lora import LoRARequest
 from jaxis.models.written_template import write_template
-from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import answer_end_token_ids, chat_template_source, read_tokenizer, with_template
 from tests.support.adapters import save_adapter
 
@@ -110,7 +109,8 @@ def test_adapters_bring_their_templates(base, adapter, tmp_path):
 
 
 def test_a_token_within_answers_does_not_end_them():
-    tokenizer = Tokenizer.from_path(EMBEDDED_MODEL)
+    tokenizer = read_tokenizer(EMBEDDED_MODEL)
+    assert tokenizer is not None
     assert answer_end_token_ids(tokenizer) == {END}
     parts = (
         "{% for m in messages %}{% if m.reasoning_content %}{{ m.reasoning_content }}<|im_end|>{% endif %}"

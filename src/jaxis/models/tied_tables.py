@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.vllm_config import TensorChanges
+from jaxis.errors import ConfigError
 from jaxis.loading.open_checkpoint import OpenCheckpoint, open_checkpoint, read_hf_config
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.tables import EMBEDDINGS, HEAD, same_bytes
@@ -46,9 +47,13 @@ def tables_of(
       has_weights: Whether the weights are those of the checkpoint.
 
     Raises:
-      ConfigError, CheckpointError: The model is not supported, or the checkpoint or what changes it cannot be read.
+      ConfigError, CheckpointError: The checkpoint, or what changes it, cannot be read.
     """
-    if not has_weights or not issubclass(model_class := model_class_of(config), CausalLM):
+    try:
+        model_class = model_class_of(config)
+    except ConfigError:  # for the caller to say
+        return Tables(config)
+    if not has_weights or not issubclass(model_class, CausalLM):
         return Tables(config)
     config = _as_stored(config, path, model_class)
     names = model_class.names_of(config.get_text_config())
