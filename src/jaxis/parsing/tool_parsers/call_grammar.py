@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxis.parsing.ecma_pattern import PatternError
+from jaxis.parsing.ecma_regex import full_match, rust_searches
 from jaxis.parsing.json_schema import ANNOTATIONS, DEFINITIONS, conjuncts, types
 from jaxis.parsing.tool_parsers.tools import FunctionTool
 from jaxis.tokenizer import Tokenizer
@@ -23,7 +25,6 @@ _VALUES = frozenset({"const", "enum"})
 _OBJECT_KEYS = frozenset({"type", "properties", "required", "additionalProperties"})
 _MAX_OPTIONS = 256
 _STRING_KEYS = frozenset({"type", "enum", "const", "pattern", "minLength", "maxLength", "format", "anyOf", "oneOf"})
-_UNESCAPED_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 _REGEX_SPECIAL = re.compile(r"[^\w\s<>\"'`=,:;!@%&_ -]|[\n\r\t]", re.ASCII)
 
 
@@ -206,7 +207,7 @@ class CallGrammar:
         end = without[0]
         low = max((part.get("minLength", 0) for part in parts), default=0)
         high = min((part["maxLength"] for part in parts if "maxLength" in part), default=None)
-        patterns = [part["pattern"] for part in parts if "pattern" in part]
+        searches = [search for part in parts if "pattern" in part for search in _searches(part["pattern"])]
         values = [
             [part["const"]] if "const" in part else part["enum"] for part in parts if {"const", "enum"} & part.keys()
         ]
@@ -218,13 +219,15 @@ class CallGrammar:
                 and not any(marker in value for marker in without)
                 and all(value in others for others in values)
                 and low <= len(value) <= (len(value) if high is None else high)
-                and all(re.search(pattern, value) for pattern in patterns)
             ]
-            return f"{self.choice(map(literal, strings))} {self.text(last)}" if strings else ""
-        if not low and high is None and not patterns:
+            if not strings or not searches:
+                return f"{self.choice(map(literal, strings))} {self.text(last)}" if strings else ""
+            listed = f"/({'|'.join(map(escape_regex, strings))})/"
+            return self._up_to(" & ".join([listed, *searches]), last)
+        if not low and high is None and not searches:
             refused = f" & {_without(without[1:])}" if without[1:] else ""
             return self._up_to(ANY_TEXT + refused, end, lazy=f"/(?s:.*){escape_regex(end)}/{refused}")
-        bodies = [f"/(?s:.{{{low},{'' if high is None else high}}})/", *(f"/{_search(it)}/" for it in patterns)]
+        bodies = [f"/(?s:.{{{low},{'' if high is None else high}}})/", *searches]
         if not self.first_marker(end):
             bodies.append(_without([end]))  # the other markers too would be more than the lexer takes
         return self._up_to(" & ".join(bodies), last)
@@ -343,13 +346,13 @@ def escape_source(text: str, escape: str = "\\u%04x") -> str:
     return text.replace("%", escape % ord("%")).replace("::=", (escape % ord(":")) + ":=")
 
 
-def _search(pattern: str) -> str:
-    """A regular expression for strings in which a schema's pattern is found, or for some of them."""
-    begin, end = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith(r"\$")
-    inner = pattern[begin : len(pattern) - end]
-    inner = _UNESCAPED_SLASH.sub(lambda match: match[1] or r"\/", inner)
-    inner = escape_source(inner, "\\x{%x}")
-    return f"{'' if begin else '(?s:.*)'}(?:{inner}){'' if end else '(?s:.*)'}"
+def _searches(pattern: str) -> list[str]:
+    """Regular expressions of the strings in which a schema's pattern is found; all of them hold."""
+    try:
+        texts = [escape_source(full_match(search), "\\x{%x}") for search in rust_searches(pattern)]
+    except PatternError as error:
+        raise UnwritableCallError(f"the pattern {pattern!r} with {error}") from None
+    return [f"/{text}/" for text in texts]
 
 
 def _without(markers: Iterable[str]) -> str:

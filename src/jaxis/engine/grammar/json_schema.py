@@ -1,0 +1,245 @@
+"""JSON schemas, rewritten into what llguidance compiles.
+
+What constrains nothing is left out, and what llguidance has no keyword for is said in others where it can be. Only
+schemas are read: never the data in `const`, `enum`, `default` or `examples`. The result is of draft 2020-12, and its
+references lead to `$defs` of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urldefrag
+
+from jaxis.engine.grammar.negated_schema import Schema
+from jaxis.engine.grammar.schema_references import References
+from jaxis.engine.grammar.schema_rules import RULES, Spot
+from jaxis.errors import RequestError
+from jaxis.parsing.ecma_pattern import PatternError
+from jaxis.parsing.ecma_regex import rust_searches
+
+# "multipleOf: N" needs an automaton of N states, and several of these constraints multiply.
+MAX_MULTIPLE_OF = 100_000
+_MAX_MULTIPLE_OF_EXPONENT = 15
+_MAX_INTEGER = 2**63 - 1
+_MAX_EXACT = 2**63 - 1024  # the largest float64 of 64 bits
+_MAX_FLOAT = 10**308
+_MAX_NUMBER = 10**18  # as a bound of numbers that need not be whole
+_EXACT_INTEGER = 2**53
+_MAX_ERROR_PATTERN = 100
+_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+_OTHER_FORMATS = frozenset(
+    {"idn-email", "idn-hostname", "uri-reference", "uri-template", "iri", "iri-reference"}
+    | {"json-pointer", "relative-json-pointer", "regex"}
+)
+_COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
+
+
+def rewritten(schema: Any, name: str) -> tuple[Schema, set[str]]:
+    """The schema that says the same, and the names of what it does not ensure, such as "uniqueItems".
+
+    Args:
+      schema: As parsed from JSON.
+      name: The request's parameter, for errors.
+
+    Raises:
+      RequestError: It is invalid, or says what a grammar cannot.
+    """
+    rewriter = _Rewriter(schema, name)
+    return rewriter.document(), rewriter.ignored
+
+
+class _Rewriter:
+    """Rewrites the schemas of one document."""
+
+    def __init__(self, root: Any, name: str) -> None:
+        self.ignored: set[str] = set()
+        self._root = root
+        self._name = name
+        self._multiples: list[Decimal] = []
+        self._definitions: dict[str, Schema] = {}
+        self._names: dict[int, str] = {}
+        self._waiting: list[tuple[str, Any]] = []
+        self.references = References(root)
+
+    def document(self) -> Schema:
+        """The whole schema."""
+        result = self.schema(self._root, "#")
+        while self._waiting:
+            name, target = self._waiting.pop()
+            self._definitions[name] = self.schema(target, f"$defs {name}")
+        if self._multiples and not _is_small_multiple(self._multiples):
+            digits = len(str(MAX_MULTIPLE_OF)) - 1
+            raise self.error(
+                f"multipleOf is supported where the least common multiple of all its values has at most {digits} digits"
+            )
+        if self._definitions and isinstance(result, dict):
+            result["$defs"] = self._definitions
+        return result
+
+    def error(self, message: str) -> RequestError:
+        """An error about the document."""
+        return RequestError(f": {message}", param=self._name)
+
+    def schema(self, node: Any, place: str) -> Schema:
+        """A schema, rewritten."""
+        if isinstance(node, bool):
+            return node
+        if not isinstance(node, Mapping):
+            raise self.error(f"{place} must be a schema, an object or a boolean")
+        out: dict[str, Any] = {}
+        for key, value in node.items():
+            out |= self._keyword(key, value, node, f"{place}/{key}")
+        spot = Spot(self, node, out, place)
+        more = [part for rule in RULES if (part := rule(spot)) not in (None, True)]
+        if False in more:
+            return False
+        if more:
+            out["allOf"] = [*out.get("allOf", ()), *more]
+        return out
+
+    def _keyword(self, key: str, value: Any, node: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """A keyword that llguidance knows, in its place; the others are `RULES`."""
+        match key:
+            case "type" | "required":
+                return {key: value}
+            case "const" | "enum":
+                self._check_data(value, place)
+                return {key: value}
+            case "pattern":
+                return {key: self.searches(value, place)[0] if isinstance(value, str) else value}
+            case "format":
+                return self._format(value)
+            case "$ref" | "$dynamicRef" | "$recursiveRef":
+                return {"$ref": self._reference(key, value, node)}
+        return self._number(key, value, node) or self._inner(key, value, node, place)
+
+    def _format(self, name: Any) -> dict[str, Any]:
+        if name in _OTHER_FORMATS:
+            self.ignored.add(f"format.{name}")
+        return {"format": name} if name in _FORMATS else {}
+
+    def _number(self, key: str, value: Any, node: Mapping[str, Any]) -> dict[str, Any]:
+        if key in _COUNTS:
+            return {key: int(value) if isinstance(value, float) and value.is_integer() else value}
+        if key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+            return {key: self._bound(key, value, is_integer=node.get("type") == "integer")}
+        if key != "multipleOf":
+            return {}
+        if _is_number(value) and value:
+            self._multiples.append(Decimal(str(value)))
+        return {key: value}
+
+    def _inner(self, key: str, value: Any, node: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """A keyword whose value is made of schemas; nothing for one that is not known."""
+        match key:
+            case "allOf" | "anyOf" | "oneOf" | "prefixItems":
+                return {key: self._listed(value, place)}
+            case "items" if isinstance(value, list):
+                return {"prefixItems": self._listed(value, place)}
+            case "items" | "additionalProperties":
+                return {key: self.schema(value, place)}
+            case "additionalItems" if isinstance(node.get("items"), list):
+                return {"items": self.schema(value, place)}
+            case "properties":
+                return {key: {name: self.schema(item, f"{place}/{name}") for name, item in self.map(value, place)}}
+            case "patternProperties":
+                found: dict[str, Any] = {}
+                for pattern, item in self.map(value, place):
+                    written, schema = self._one_search(pattern, place), self.schema(item, f"{place}/{pattern}")
+                    found[written] = schema if written not in found else {"allOf": [found[written], schema]}
+                return {key: found}
+        return {}
+
+    def map(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
+        """The items of an object."""
+        if not isinstance(value, Mapping):
+            raise self.error(f"{place} must be an object")
+        return value.items()
+
+    def _listed(self, value: Any, place: str) -> list[Schema]:
+        if not isinstance(value, list):
+            raise self.error(f"{place} must be an array")
+        return [self.schema(item, f"{place}/{i}") for i, item in enumerate(value)]
+
+    # Values.
+
+    def _one_search(self, pattern: str, place: str) -> str:
+        searches = self.searches(pattern, place)
+        if len(searches) > 1:
+            raise self.error(
+                f"{place}={_shown(pattern)} cannot be honoured: look-ahead (?...) is not supported in names"
+            )
+        return next(iter(searches))
+
+    def searches(self, pattern: str, place: str) -> tuple[str, ...]:
+        """A pattern in the syntax of Rust: all of these have to be found."""
+        try:
+            return rust_searches(pattern)
+        except PatternError as error:
+            raise self.error(f"{place}={_shown(pattern)} cannot be honoured: {error} is not supported") from None
+
+    def _bound(self, key: str, bound: Any, *, is_integer: bool) -> Any:
+        """A bound, or the next one inward that llguidance reads as it is: it converts to float64, and to 64 bits."""
+        if not _is_number(bound) or bound != math.floor(bound):
+            return bound
+        sign = 1 if key in ("minimum", "exclusiveMinimum") else -1
+        if sign * bound >= _MAX_INTEGER:
+            raise self.error(f"{key}={Decimal(bound):.6g} is not supported: it needs more than 64 bits")
+        furthest = _MAX_EXACT if is_integer else _MAX_NUMBER
+        if abs(bound) > furthest and sign * bound < 0:
+            # llguidance takes a maximum that is too large for the largest integer, but no such minimum.
+            is_taken = is_integer and sign < 0 and bound < _MAX_FLOAT
+            return bound if is_taken else -sign * furthest
+        nearest = float(bound)
+        if int(nearest) == bound:
+            return bound
+        outside = sign * int(nearest) < sign * bound
+        return int(math.nextafter(nearest, sign * math.inf) if outside else nearest)
+
+    def _check_data(self, value: Any, place: str) -> None:
+        """Refuses numbers that llguidance would write differently."""
+        left = [value]
+        while left:
+            value = left.pop()
+            if _is_number(value) and abs(value) > _EXACT_INTEGER and value == math.floor(value):
+                raise self.error(f"{place}={Decimal(value):.6g} is not supported: it needs more than 53 bits")
+            left += value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+
+    # References.
+
+    def _reference(self, key: str, value: Any, node: Mapping[str, Any]) -> str:
+        if not isinstance(value, str):
+            raise self.error(f"{key} must be a string")
+        target = self.references.target(value, node)
+        if target is None:
+            known = "nothing is ever fetched" if urldefrag(value)[0] else "there is no such place"
+            raise self.error(f"{key}={_shown(value)} leads out of the schema: {known}; refer to #/$defs/...")
+        if target is self._root:
+            return "#"
+        name = self._names.get(id(target))
+        if name is None:
+            name = self._names[id(target)] = f"d{len(self._names)}"
+            self._waiting.append((name, target))
+        return f"#/$defs/{name}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def _is_small_multiple(multiples: list[Decimal]) -> bool:
+    # Parsed from JSON, so they are finite, and their exponents are numbers.
+    exponents = [int(multiple.as_tuple().exponent) for multiple in multiples]
+    if max(abs(m.adjusted()) for m in multiples) > _MAX_MULTIPLE_OF_EXPONENT:
+        return False
+    if min(exponents) < -_MAX_MULTIPLE_OF_EXPONENT:
+        return False
+    scale = 10 ** max(0, -min(exponents))
+    return math.lcm(*(int(multiple * scale) for multiple in multiples)) <= MAX_MULTIPLE_OF
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _MAX_ERROR_PATTERN else text[:_MAX_ERROR_PATTERN] + "...")

@@ -1,0 +1,317 @@
+"""Keywords of JSON schemas that llguidance has not, said in those that it has.
+
+Each rule reads one schema, and either returns another that has to hold too, or changes what has been written of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from typing import Any, Protocol
+
+from jaxis.engine.grammar.negated_schema import Schema, negated
+from jaxis.engine.grammar.schema_references import References
+from jaxis.errors import RequestError
+
+_MAX_UNIQUE = 4  # values of which every order is written out
+_MAX_DEPTH = 4  # of properties, by which alternatives are told apart
+_STRING_KEYWORDS = frozenset({"pattern", "minLength", "maxLength"})
+_APPLICATORS = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "dependencies", "not")
+_TYPES = ("null", "boolean", "number", "string", "array", "object")
+
+
+class Rewriter(Protocol):
+    """Rewrites the schemas of one document."""
+
+    ignored: set[str]
+    references: References
+
+    def schema(self, node: Any, place: str) -> Schema:
+        """A schema, rewritten."""
+        ...
+
+    def map(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
+        """The items of an object."""
+        ...
+
+    def searches(self, pattern: str, place: str) -> tuple[str, ...]:
+        """A pattern, in the syntax of Rust."""
+        ...
+
+    def error(self, message: str) -> RequestError:
+        """An error about the document."""
+        ...
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One schema of a document.
+
+    Attributes:
+      rewriter: Of the document.
+      node: The schema.
+      out: Its keywords that llguidance has, rewritten; rules may change them.
+      place: Where it is, for errors.
+    """
+
+    rewriter: Rewriter
+    node: Mapping[str, Any]
+    out: dict[str, Any]
+    place: str
+
+    def unsupported(self, key: str) -> RequestError:
+        """An error about a keyword."""
+        return self.rewriter.error(f"{key} of {self.place} is not supported with this value: say it otherwise, or not")
+
+
+def _alternatives(at: Spot) -> Schema | None:
+    """Turns oneOf into anyOf where no value fits two of its options."""
+    options = at.node.get("oneOf")
+    if "anyOf" in at.out or not isinstance(options, list):
+        return None
+    if all(_are_disjoint(a, b, at.rewriter.references, 0) for a, b in combinations(options, 2)):
+        written = at.out.pop("oneOf")
+        return {"anyOf": written} if written else None
+    return None
+
+
+def _are_disjoint(first: Any, second: Any, references: References, depth: int) -> bool:
+    """Whether it is certain that no value is valid under both schemas."""
+    first, second = references.followed(first), references.followed(second)
+    if not isinstance(first, Mapping) or not isinstance(second, Mapping) or depth > _MAX_DEPTH:
+        return False
+    values, other_values = _values(first), _values(second)
+    if values is not None and other_values is not None and not any(value in other_values for value in values):
+        return True
+    types, other_types = _type_names(first), _type_names(second)
+    if not types & other_types:
+        return True
+    if types != {"object"} or other_types != {"object"}:
+        return False
+    names = {*_as_list(first.get("required")), *_as_list(second.get("required"))}
+    properties, others = _own(first), _own(second)
+    shared = [name for name in names if name in properties and name in others]
+    return any(_are_disjoint(properties[name], others[name], references, depth + 1) for name in shared)
+
+
+def _type_names(schema: Mapping[str, Any]) -> Set[str]:
+    """The types that a schema allows at most; integers are numbers."""
+    if "type" not in schema:
+        return set(_TYPES)
+    names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    return {"number" if name == "integer" else name for name in names}
+
+
+def _look_aheads(at: Spot) -> Schema | None:
+    pattern = at.node.get("pattern")
+    more = at.rewriter.searches(pattern, f"{at.place}/pattern")[1:] if isinstance(pattern, str) else ()
+    kind = {"type": at.out["type"]} if "type" in at.out else {}
+    return {"allOf": [{**kind, "pattern": search} for search in more]} if more else None
+
+
+def _negation(at: Spot) -> Schema | None:
+    if "not" not in at.node:
+        return None
+    result = negated(at.rewriter.schema(at.rewriter.references.followed(at.node["not"]), f"{at.place}/not"))
+    if result is None:
+        raise at.unsupported("not")
+    return result
+
+
+def _condition(at: Spot) -> Schema | None:
+    if "if" not in at.node or not at.node.keys() & {"then", "else"}:
+        return None
+    then, other = (at.rewriter.schema(at.node.get(key, True), f"{at.place}/{key}") for key in ("then", "else"))
+    if then in (True, {}) and other in (True, {}):
+        return None
+    condition = at.rewriter.schema(at.rewriter.references.followed(at.node["if"]), f"{at.place}/if")
+    opposite = negated(condition)
+    if opposite is None:
+        raise at.unsupported("if")
+    options = [_both(condition, then), _both(opposite, other)]
+    options = [option for option in options if option is not False]
+    return _any_of(options)
+
+
+def _dependent(at: Spot) -> Schema | None:
+    parts: list[Schema] = []
+    for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+        for name, needed in at.rewriter.map(at.node.get(keyword, {}), f"{at.place}/{keyword}"):
+            schema = {"required": needed} if isinstance(needed, list) else needed
+            schema = at.rewriter.schema(schema, f"{at.place}/{keyword}/{name}")
+            if schema not in ({}, True, {"required": []}):
+                parts.append(_any_of([{"properties": {name: False}}, schema]))
+    return {"allOf": parts} if parts else None
+
+
+def _contains(at: Spot) -> Schema | None:
+    if "contains" not in at.node:
+        return None
+    least, most = at.node.get("minContains", 1), at.node.get("maxContains")
+    if least == 0 and most is None:
+        return None
+    inner = at.rewriter.schema(at.node["contains"], f"{at.place}/contains")
+    if inner in (True, {}):
+        bounds = {"minItems": int(least)} | ({} if most is None else {"maxItems": int(most)})
+        return bounds if "type" not in at.out else {"type": at.out["type"], **bounds}
+    if inner is False and least:
+        return _without("array")
+    if inner is False or (most is None and inner == at.out.get("items") and "prefixItems" not in at.out):
+        return {"minItems": int(least)}
+    raise at.unsupported("contains")
+
+
+def _unique(at: Spot) -> Schema | None:
+    most = at.out.get("maxItems")
+    if at.node.get("uniqueItems") is not True or (isinstance(most, int) and most <= 1):
+        return None
+    if "array" not in (at.out.get("type", "array"), *_as_list(at.out.get("type"))):
+        return None
+    values = _values(at.rewriter.references.followed(at.node.get("items", True)))
+    if values is None or len(values) > _MAX_UNIQUE or "prefixItems" in at.out:
+        at.rewriter.ignored.add("uniqueItems")
+        return None
+    lengths = range(at.out.get("minItems", 0), min(len(values), len(values) if most is None else most) + 1)
+    arrays = [list(array) for length in lengths for array in permutations(values, length)]
+    return {"enum": arrays} if at.out.get("type") == "array" else _any_of([_without("array"), {"enum": arrays}])
+
+
+def _names_of_properties(at: Spot) -> Schema | None:
+    place = f"{at.place}/propertyNames"
+    rule = at.rewriter.schema(at.rewriter.references.followed(at.node.get("propertyNames", True)), place)
+    if isinstance(rule, dict) and "string" in (rule.get("type", "string"), *_as_list(rule.get("type"))):
+        rule = {key: value for key, value in rule.items() if key not in ("type", "format")}
+    elif isinstance(rule, dict):
+        rule = False  # no name is of another type
+    if rule in (True, {}):
+        return None
+    if rule is False:
+        return {"maxProperties": 0}
+    values = _values(rule)
+    if values is not None and rule.keys() <= {"enum", "const"}:
+        return _only_named(at, [value for value in values if isinstance(value, str)], place)
+    if not rule.keys() <= _STRING_KEYWORDS or ("pattern" in rule and len(rule) > 1) or at.out.get("patternProperties"):
+        raise at.rewriter.error(f"{place} with {', '.join(sorted(rule))} is not supported here")
+    pattern = rule.get("pattern")
+    if pattern is None:
+        pattern = f"^(?s:.{{{rule.get('minLength', 0)},{rule.get('maxLength', '')}}})$"
+    # A schema of an object's properties by name, and by pattern: the names have to match the pattern too.
+    properties = at.out.get("properties", {})
+    if properties:
+        raise at.rewriter.error(f"{place} with {', '.join(sorted(rule))} is not supported beside properties")
+    at.out["patternProperties"] = {pattern: at.out.get("additionalProperties", True)}
+    at.out["additionalProperties"] = False
+    return None
+
+
+def _only_named(at: Spot, names: Sequence[str], place: str) -> None:
+    """Allows properties of these names only."""
+    if at.out.get("patternProperties"):
+        raise at.rewriter.error(f"{place} is not supported beside patternProperties")
+    properties, more = at.out.get("properties", {}), at.out.get("additionalProperties", True)
+    at.out["properties"] = {name: value if name in names else False for name, value in properties.items()}
+    at.out["properties"] |= {name: more for name in names if name not in properties}
+    at.out["additionalProperties"] = False
+
+
+def _unevaluated(at: Spot) -> Schema | None:
+    for key, rest in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+        rule = at.rewriter.schema(at.node.get(key, True), f"{at.place}/{key}")
+        if rule in (True, {}) or rest in at.out:
+            continue
+        if not any(keyword in at.node for keyword in _APPLICATORS):
+            at.out[rest] = rule
+        elif (
+            key == "unevaluatedProperties" and (known := _evaluated(at.rewriter.references, at.node, set())) is not None
+        ):
+            at.out["properties"] = {
+                **at.out.pop("properties", {}),
+                **{n: True for n in known if n not in _own(at.node)},
+            }
+            at.out[rest] = rule
+        else:
+            raise at.unsupported(key)
+    return None
+
+
+def _evaluated(references: References, node: Any, seen: set[int]) -> dict[str, None] | None:
+    """The properties that a schema names, with what it refers to; None if they depend on the object."""
+    if not isinstance(node, Mapping) or id(node) in seen:
+        return {}
+    seen.add(id(node))
+    if node.keys() & {"anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "$dynamicRef"}:
+        return None
+    inner = [*node.get("allOf", ()), *([references.target(node["$ref"], node)] if "$ref" in node else ())]
+    found = dict.fromkeys(_own(node))
+    for part in inner:
+        if isinstance(part, Mapping) and part.keys() & {"additionalProperties", "patternProperties"}:
+            return None
+        names = _evaluated(references, part, seen)
+        if names is None:
+            return None
+        found |= names
+    return found
+
+
+def _few_properties(at: Spot) -> None:
+    """Refuses a least number that needs properties without a name: they may be repeated, and parsers keep one."""
+    least, required = at.out.get("minProperties"), at.out.get("required")
+    if isinstance(least, int) and least > (len(required) if isinstance(required, list) else 0) + 1:
+        raise at.rewriter.error(
+            f"minProperties={least} is not supported beyond the required properties and one more: name them in required"
+        )
+
+
+RULES: tuple[Callable[[Spot], Schema | None], ...] = (
+    _alternatives,
+    _look_aheads,
+    _names_of_properties,
+    _unevaluated,
+    _few_properties,
+    _negation,
+    _condition,
+    _dependent,
+    _contains,
+    _unique,
+)
+
+
+def _own(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = node.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def _both(first: Schema, second: Schema) -> Schema:
+    if first is False or second is False:
+        return False
+    parts = [part for part in (first, second) if part not in (True, {})]
+    return {"allOf": parts} if parts else True
+
+
+def _any_of(options: list[Schema]) -> Schema:
+    return options[0] if len(options) == 1 else {"anyOf": options}
+
+
+def _without(name: str) -> dict[str, Any]:
+    """Values that are not of a type."""
+    return {"type": [other for other in _TYPES if other != name]}
+
+
+def _values(schema: Any) -> list[Any] | None:
+    """The values that a schema allows at most, if it lists them."""
+    if not isinstance(schema, Mapping):
+        return None
+    if "const" in schema:
+        return [schema["const"]]
+    if isinstance(schema.get("enum"), list):
+        return schema["enum"]
+    return [True, False] if schema.get("type") == "boolean" else None
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
