@@ -22,12 +22,14 @@ class FunctionTool:
       description: What it does, for the model.
       parameters: JSON schema of the object with its arguments.
       strict: Whether arguments must follow the schema even where the model decides to call.
+      place: Where the request has it, for errors.
     """
 
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
     strict: bool = False
+    place: str = field(default="tools", compare=False)
 
 
 def function_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[FunctionTool, ...]:
@@ -79,9 +81,9 @@ def _function_tool(fields: Mapping[str, Any], place: str) -> FunctionTool:
         raise RequestError(f"must be a string, not {type(description).__name__}", param=f"{place}.description")
     strict = fields.get("strict") is True
     if parameters is None or parameters == {}:
-        return FunctionTool(name, description, strict=strict)
+        return FunctionTool(name, description, strict=strict, place=place)
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise RequestError('must be a JSON schema with "type": "object"', param=f"{place}.parameters")
     if not isinstance(parameters.get("properties", {}), Mapping):
         raise RequestError("must be an object with a schema for each argument", param=f"{place}.parameters.properties")
-    return FunctionTool(name, description, {"type": "object", **parameters}, strict)
+    return FunctionTool(name, description, {"type": "object", **parameters}, strict, place)

@@ -65,7 +65,13 @@ class ToolUse:
             with contextlib.suppress(UnwritableCallError):
                 source = self.write_grammar(expression)
                 holds_reasoning = self.parser.writes_reasoning
-                return AnswerGrammar.of(answer.field, grammar=source, holds_reasoning=holds_reasoning, holds_calls=True)
+                return AnswerGrammar.of(
+                    answer.field,
+                    grammar=source,
+                    holds_reasoning=holds_reasoning,
+                    holds_calls=True,
+                    tools=self.tools,
+                )
         raise RequestError(
             "cannot be joined with this model's tool calls in one grammar: leave it out, or allow no calls",
             param=answer.field,
@@ -175,10 +181,17 @@ def choose_tools(
                 ) from None
         else:
             holds_reasoning = parser is not None and parser.writes_reasoning
-            grammar = AnswerGrammar.of("tools", grammar=source, holds_reasoning=holds_reasoning, holds_calls=True)
+            grammar = AnswerGrammar.of(
+                "tools",
+                grammar=source,
+                holds_reasoning=holds_reasoning,
+                holds_calls=True,
+                tools=plan.callable_tools,
+            )
     if grammar is None and plan.json_schema is not None:
         parser, write_grammar = plan.parser, None
-        grammar = AnswerGrammar.of("tools", json_schema=dict(plan.json_schema), holds_calls=True)
+        schema = dict(plan.json_schema)
+        grammar = AnswerGrammar.of("tools", json_schema=schema, holds_calls=True, tools=plan.callable_tools)
     call_tokens = _call_tokens(parser, model.tokenizer)
     return ToolUse(plan.tools, parser, grammar, call_tokens, parallel, must_call, write_grammar)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jaxis.errors import RequestError
 from jaxis.parsing.reasoning_parsers.base import ReasoningMarks, ReasoningParser
 from jaxis.parsing.tool_parsers.call_grammar import escape_source, literal
+from jaxis.parsing.tool_parsers.tools import FunctionTool
 from jaxis.structured_outputs import StructuredOutputs
 from jaxis.tokenizer import Tokenizer
 
@@ -26,16 +28,24 @@ class AnswerGrammar:
       structured_outputs: The constraint that it specifies.
       holds_reasoning: Whether it applies from the first token on, to reasoning too.
       holds_calls: Whether it says how tools are called.
+      tools: Those tools.
     """
 
     field: str
     structured_outputs: StructuredOutputs
     holds_reasoning: bool = False
     holds_calls: bool = False
+    tools: Sequence[FunctionTool] = ()
 
     @classmethod
     def of(
-        cls, field: str, *, holds_reasoning: bool = False, holds_calls: bool = False, **constraint: Any
+        cls,
+        field: str,
+        *,
+        holds_reasoning: bool = False,
+        holds_calls: bool = False,
+        tools: Sequence[FunctionTool] = (),
+        **constraint: Any,
     ) -> AnswerGrammar:
         """Builds one from arguments of StructuredOutputs.
 
@@ -43,7 +53,7 @@ class AnswerGrammar:
           RequestError: The arguments are invalid.
         """
         try:
-            return cls(field, StructuredOutputs(**constraint), holds_reasoning, holds_calls)
+            return cls(field, StructuredOutputs(**constraint), holds_reasoning, holds_calls, tools)
         except RequestError as error:
             raise error.about(field) from None
 
@@ -56,7 +66,18 @@ class AnswerGrammar:
         try:
             return compiler.compile(self.structured_outputs)
         except RequestError as error:
+            self._check_tools(compiler)
             raise self.own(error) from None
+
+    def _check_tools(self, compiler: GrammarCompiler) -> None:
+        """Raises RequestError that names a tool of whose parameters no grammar can be made."""
+        for tool in self.tools:
+            try:
+                compiler.compile(StructuredOutputs(json_schema=dict(tool.parameters)))
+            except RequestError as error:
+                space = "" if error.message.startswith((":", ".")) else " "
+                message = f"of {tool.name!r}{space}{error.message}"
+                raise RequestError(message, param=f"{tool.place}.parameters") from None
 
     def expression(self) -> str | None:
         """What it is inside of another grammar; None if it can stand only for itself."""

@@ -114,9 +114,15 @@ class TextFormat(StrictModel):
 
 
 class JsonObjectFormat(StrictModel):
-    """Any JSON object."""
+    """A JSON object.
+
+    Attributes:
+      type: Says so.
+      schema_: What it follows, as llama.cpp has it; None is any object.
+    """
 
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class JsonSchema(StrictModel):

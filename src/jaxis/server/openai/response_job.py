@@ -222,6 +222,8 @@ def _grammar(request: ResponseRequest) -> AnswerGrammar | None:
     match request.text.format if request.text is not None else None:
         case TextSchemaFormat(schema_=schema):
             return AnswerGrammar.of("text.format.schema", json_schema=schema)
+        case JsonObjectFormat(schema_=schema) if schema is not None:
+            return AnswerGrammar.of("text.format.schema", json_schema=schema)
         case JsonObjectFormat():
             return AnswerGrammar.of("text.format", json_object=True)
     return None

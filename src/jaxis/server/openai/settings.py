@@ -72,6 +72,8 @@ def answer_grammar(request: StructuredFields) -> AnswerGrammar | None:
     given = request.response_format
     if isinstance(given, JsonSchemaFormat) and given.json_schema.schema_ is not None:
         constraints["response_format.json_schema.schema"] = {"json_schema": given.json_schema.schema_}
+    elif isinstance(given, JsonObjectFormat) and given.schema_ is not None:
+        constraints["response_format.schema"] = {"json_schema": given.schema_}
     elif isinstance(given, JsonObjectFormat | JsonSchemaFormat):
         constraints["response_format"] = {"json_object": True}
     if request.structured_outputs is not None:
