@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 
 from llguidance import LLMatcher, regex_to_lark
@@ -21,6 +22,7 @@ _JSON_OPTIONS = {"lenient": False, "coerce_one_of": False, "whitespace_pattern":
 # is certain, because its normalizer may spell it differently. At the end, so that line numbers in errors stay right.
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 _EMBEDDED_SCHEMA = re.compile(r"%json\s*")
+_logger = logging.getLogger(__name__)
 _SCHEMA = "structured_outputs.json_schema"
 
 
@@ -34,7 +36,7 @@ def grammar_source(spec: StructuredOutputs) -> str:
         schema = json.loads(spec.source)
         if "x-guidance" in schema:
             raise RequestError("has x-guidance, which is not supported: leave it out", param=_SCHEMA)
-        source = _json_grammar(rewritten(schema, _SCHEMA)[0])
+        source = _json_grammar(_rewritten(schema, _SCHEMA))
     elif spec.kind == "json_object":
         source = _json_grammar({"type": "object"})
     elif spec.kind == "regex":
@@ -44,6 +46,14 @@ def grammar_source(spec: StructuredOutputs) -> str:
     else:
         source = _lark_grammar(spec.source)
     return LLMatcher.grammar_from_lark(source + _NO_FORCING)
+
+
+def _rewritten(schema: object, name: str) -> Schema:
+    """The schema as llguidance reads it; the log names what it does not ensure."""
+    result, ignored = rewritten(schema, name)
+    if ignored:
+        _logger.info("%s has %s, which the answer is not held to", name, ", ".join(sorted(ignored)))
+    return result
 
 
 def _json_grammar(schema: Schema) -> str:
@@ -72,7 +82,7 @@ def _lark_grammar(text: str) -> str:
                 f": line {line}: %json must be followed by a schema in JSON", param="structured_outputs.grammar"
             ) from None
         if isinstance(schema, dict) and "x-guidance" not in schema:
-            written = escape_source(_with_options(rewritten(schema, "structured_outputs.grammar")[0]))
+            written = escape_source(_with_options(_rewritten(schema, "structured_outputs.grammar")))
             pieces.append(text[at : match.end()] + written)
             at = end
     text = "".join((*pieces, text[at:]))
