@@ -24,7 +24,7 @@ COMPILERS := build/compilers
 INSTALLED_COMPILERS := $(patsubst $(COMPILERS)/%/.installed,%,$(wildcard $(COMPILERS)/*/.installed))
 SITE_BUILDER := build/site-builder
 VLLM := build/vllm
-COMPILE_TESTS := tests/compile tests/kernels tests/planning
+COMPILE_TESTS := tests/compile tests/kernels tests/compilation
 
 NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
 

@@ -12,7 +12,7 @@ import yaml
 
 from jaxis.cli.main import app
 from jaxis.config.kv_transfer import KVTransferConfig
-from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats
+from jaxis.engine.client.engine_client import EngineInfo, EngineStats
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.http.api_keys import OPEN_PATHS
 from jaxis.server.observability.metrics import ModelMetrics, ServerMetrics

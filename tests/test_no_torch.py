@@ -58,11 +58,11 @@ import jaxis.server.app
 import jaxis.server.run
 from jaxis.cli.options import EngineOptions
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.frontend.async_engine import AsyncLLMEngine
-from jaxis.engine.frontend.engine_process import EngineProcess
+from jaxis.engine.client.async_engine import AsyncLLMEngine
+from jaxis.engine.client.engine_process import EngineProcess
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.host.logs import set_up_logs
-from jaxis.pooling.frontend.pooling_process import PoolingProcess
+from jaxis.pooling.client.pooling_process import PoolingProcess
 from jaxis.pooling.kind import pools
 from jaxis.tokenizer import Tokenizer
 

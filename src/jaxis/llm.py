@@ -19,7 +19,7 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.engine_kwargs import EngineKwargs, shows_engine_arguments
-from jaxis.engine.execution.variants import VariantsInUseError
+from jaxis.engine.execution.adapters import VariantsInUseError
 from jaxis.engine.live_weights import Weights
 from jaxis.engine.logits import compute_logits
 from jaxis.engine.opened_model import open_model
@@ -223,9 +223,9 @@ class LLM(PoolingMethods):
         Raises:
           ConfigError, CheckpointError: The adapter's files cannot be read.
         """
-        if lora_request is None or self.tokenizer is None or (variants := self._generator.variants) is None:
+        if lora_request is None or self.tokenizer is None or (adapters := self._generator.adapters) is None:
             return self.tokenizer
-        source = variants.chat_template_of(lora_request.lora_path)
+        source = adapters.chat_template_of(lora_request.lora_path)
         return self.tokenizer if source is None else with_template(self.tokenizer, source)
 
     @functools.cached_property
@@ -680,7 +680,7 @@ class LLM(PoolingMethods):
                         prompt=prompt.text,
                         priority=0 if priority is None else priority[i],
                         cache_salt=prompt.cache_salt,
-                        variant=b"" if adapter is None else digest_of(adapter.lora_path),
+                        adapter=b"" if adapter is None else digest_of(adapter.lora_path),
                         inputs=prompt.inputs,
                     )
                 except VariantsInUseError:
@@ -701,14 +701,14 @@ class LLM(PoolingMethods):
         adapters = [lora_request] * len(prompts) if isinstance(lora_request, LoRARequest) else lora_request
         if len(adapters) != len(prompts):
             raise RequestError(f"{len(adapters)} lora_requests were given for {len(prompts)} prompts")
-        if self._generator.variants is None and any(adapters):
+        if self._generator.adapters is None and any(adapters):
             raise RequestError("lora_request needs LLM(..., enable_lora=True)")
         return adapters
 
     def _load_adapter(self, folder: str | os.PathLike[str]) -> bytes:
         """The digest of an adapter, as its files are now."""
-        assert self._generator.variants is not None
-        return self._generator.variants.add(self._generator.variants.read(folder))
+        assert self._generator.adapters is not None
+        return self._generator.adapters.add(self._generator.adapters.read(folder))
 
     def _ends_of(self, adapter: LoRARequest) -> frozenset[int]:
         """What ends answers in the chat template that an adapter brings."""

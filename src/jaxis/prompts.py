@@ -109,14 +109,14 @@ class TokenizedPrompt:
       text: The string; None if the prompt was given as token ids.
       token_ids: Not checked against the model's vocabulary.
       cache_salt: Only requests with the same salt share cached prefixes.
-      variant: Digest of the model's variant that answers it; b"": the model itself.
+      adapter: Digest of the adapter that answers it; b"": the model itself.
       inputs: The parts whose embeddings are not those of the tokens, in their order; they do not overlap.
     """
 
     text: str | None
     token_ids: Sequence[int]
     cache_salt: str | None = None
-    variant: bytes = b""
+    adapter: bytes = b""
     inputs: tuple[EmbeddedInput, ...] = ()
 
 

@@ -124,7 +124,7 @@ def check_that_sighup_reloads(start, url, tmp_path):
 @pytest.mark.slow
 def test_an_engine_that_is_killed_is_started_again_once_and_then_the_command_fails(cli_environment):
     code = (
-        "import jaxis.engine.frontend.engine_process as process; process.MAX_RESTARTS = 1\n"
+        "import jaxis.engine.client.engine_process as process; process.MAX_RESTARTS = 1\n"
         "from jaxis.cli.main import main; main()"
     )
     command = [sys.executable, "-c", code, "serve", *SMALL]

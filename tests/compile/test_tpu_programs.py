@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
+from jaxis.compilation.step_costs import read_program
 from jaxis.engine.execution.sampling_batch import SamplerFeatures
 from jaxis.errors import ConfigError
-from jaxis.planning.step_costs import read_program
 from tests.support.compiled_steps import (
     FAMILIES,
     OTHER_BYTES,

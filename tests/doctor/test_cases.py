@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxis.compilation.accelerators import ACCELERATORS
 from jaxis.doctor import attention_cases, examination, product_cases, speed_case
 from jaxis.doctor.check import run_case
 from jaxis.parallel.mesh import make_mesh
-from jaxis.planning.accelerators import ACCELERATORS
 
 
 def kernel_cases():

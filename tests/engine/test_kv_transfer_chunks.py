@@ -10,8 +10,8 @@ import threading
 import numpy as np
 import pytest
 
-from jaxis.engine.frontend.engine_client import Submission
-from jaxis.engine.frontend.engine_thread import EngineThread
+from jaxis.engine.client.engine_client import Submission
+from jaxis.engine.client.engine_thread import EngineThread
 from jaxis.engine.kv_store.block_layout import BlockArray, StoredBlockLayout
 from jaxis.engine.kv_store.promises import ExpectedBlocks
 from jaxis.prompts import TokenizedPrompt
@@ -65,7 +65,7 @@ def blocks_of(llm, tokens):
         priority=0,
         client=None,
         cache_salt=None,
-        variant=b"",
+        adapter=b"",
         grammar=None,
         reads_prediction=False,
         inputs=(),

@@ -13,6 +13,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from jaxis.compilation.step_costs import AbstractRunner, CompiledProgram, bytes_per_device, read_program, target_mesh
+from jaxis.compilation.targets import parse_target
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels.index_selection import index_cache_layout, select_tokens
 from jaxis.kernels.latent_attention import gpu as latent_gpu
@@ -20,8 +22,6 @@ from jaxis.kernels.latent_attention import latent_attention
 from jaxis.kernels.latent_attention import layout as latent_layout
 from jaxis.kernels.paged_cache import CacheLayout, PagedCache
 from jaxis.kernels.ragged_paged_attention import gpu, layout, ragged_paged_attention
-from jaxis.planning.step_costs import AbstractRunner, CompiledProgram, bytes_per_device, read_program, target_mesh
-from jaxis.planning.targets import parse_target
 from tests.support.cut_models import NUM_LAYERS, cut_model
 from tests.support.ptxas import AssembledKernel, compiled_kernels
 

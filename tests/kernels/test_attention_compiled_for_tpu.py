@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from jaxis.compilation.targets import parse_target
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.index_selection import index_cache_layout, select_tokens
 from jaxis.kernels.latent_attention import latent_attention, latent_cache_layout
@@ -22,7 +23,6 @@ from jaxis.layers.attention import attention
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.parallel.mesh import MESH_AXES
-from jaxis.planning.targets import parse_target
 from tests.support.tpu_schedules import schedules
 
 pytestmark = pytest.mark.compile_tpu

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxis.compilation.step_costs import read_program
+from jaxis.compilation.targets import parse_target
 from jaxis.kernels.weights.grouped_experts import grouped_matmul
-from jaxis.planning.step_costs import read_program
-from jaxis.planning.targets import parse_target
 from tests.support.ptxas import compiled_kernels
 from tests.support.weight_stacks import KINDS, abstract_stack, stack_bytes
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxis.compilation.step_costs import CompiledProgram, read_program
+from jaxis.compilation.targets import parse_target
 from jaxis.engine.execution.model_arrays import laid_out
 from jaxis.kernels.weights import ExpertStacks, experts, matmul
 from jaxis.kernels.weights.grouped_experts import grouped_matmul
 from jaxis.layers.glu import GLU
 from jaxis.parallel.mesh import MESH_AXES, logical_sharding
-from jaxis.planning.step_costs import CompiledProgram, read_program
-from jaxis.planning.targets import parse_target
 from tests.support.weight_stacks import KINDS, abstract_stack, stack_bytes
 
 pytestmark = pytest.mark.compile_tpu

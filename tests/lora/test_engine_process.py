@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from jaxis import LLM, SamplingParams
-from jaxis.engine.frontend.async_engine import AsyncLLMEngine
-from jaxis.engine.frontend.engine_process import EngineProcess
-from jaxis.engine.frontend.output_stream import merge_outputs
+from jaxis.engine.client.async_engine import AsyncLLMEngine
+from jaxis.engine.client.engine_process import EngineProcess
+from jaxis.engine.client.output_stream import merge_outputs
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.errors import CheckpointError, RequestError
 from jaxis.lora import LoRARequest
@@ -37,25 +37,25 @@ def test_adapters_are_loaded_over_the_wire_and_again_after_a_crash(tmp_path):
 
         async def answers():
             found = []
-            for variant in variants:
-                prompt = TokenizedPrompt(None, PROMPT, variant=variant)
+            for adapter in adapters:
+                prompt = TokenizedPrompt(None, PROMPT, adapter=adapter)
                 outputs = [output async for output in engine.generate(prompt, GREEDY, f"{len(found)}")]
                 found.append(merge_outputs(outputs).outputs[0].token_ids)
             return found
 
         try:
             async with asyncio.timeout(240):
-                [first] = process.info.variants
+                [first] = process.info.adapters
                 assert (first.name, first.source) == ("first", str(folders[0]))
-                variants = [b"", first.digest, await engine.load_variant(str(folders[1]))]
+                adapters = [b"", first.digest, await engine.load_adapter(str(folders[1]))]
                 assert await answers() == expected
                 with pytest.raises(CheckpointError, match="is not a folder"):
-                    await engine.load_variant(str(tmp_path / "nobody"))
+                    await engine.load_adapter(str(tmp_path / "nobody"))
                 os.kill(process.pid, signal.SIGKILL)
                 await eventually(lambda: not engine.is_accepting)
                 await eventually(lambda: engine.is_accepting)
                 assert await answers() == expected
-                engine.unload_variant(variants[2])
+                engine.unload_adapter(adapters[2])
                 with pytest.raises(RequestError, match="not loaded any more"):
                     await answers()
         finally:

@@ -137,16 +137,16 @@ def test_more_adapters_than_places_take_turns(base, llm, adapters):
 @pytest.mark.slow
 def test_requests_with_and_without_a_place_are_told_apart(base, adapters):
     with LLM(str(base), enable_lora=True, max_loras=1, max_model_len=64, kv_cache_memory="8MiB") as llm:
-        variants = llm._built.variants
-        first, second = (variants.add(variants.read(each.lora_path)) for each in adapters[:2])
-        for i, variant in enumerate([first, second, b"", first]):
-            llm.engine.add_request(f"{i}", PROMPTS[0], SamplingParams(max_tokens=2, temperature=0), variant=variant)
-        assert variants.use == PlaceUse(1, (), (first, second))
+        adapters = llm._built.adapters
+        first, second = (adapters.add(adapters.read(each.lora_path)) for each in adapters[:2])
+        for i, adapter in enumerate([first, second, b"", first]):
+            llm.engine.add_request(f"{i}", PROMPTS[0], SamplingParams(max_tokens=2, temperature=0), adapter=adapter)
+        assert adapters.use == PlaceUse(1, (), (first, second))
         llm.engine.step()
-        assert variants.use == PlaceUse(1, (first,), (first, second))
+        assert adapters.use == PlaceUse(1, (first,), (first, second))
         while llm.engine.has_unfinished:
             llm.engine.step()
-        assert variants.use == PlaceUse(1, (), ())
+        assert adapters.use == PlaceUse(1, (), ())
 
 
 def test_a_name_with_other_weights_finds_nothing_in_the_cache(base, llm, tmp_path):
@@ -161,12 +161,12 @@ def test_a_name_with_other_weights_finds_nothing_in_the_cache(base, llm, tmp_pat
     assert hits == [0, 0, 32]
 
 
-def test_roots_of_caches_differ_by_variant_and_salt():
+def test_roots_of_caches_differ_by_adapter_and_salt():
     roots = set()
     for salt in (None, "", "a"):
-        for variant in (b"", bytes(32), b"x" * 32):
+        for adapter in (b"", bytes(32), b"x" * 32):
             digests: list[bytes] = []
-            extend_digests(digests, 1, lambda start, stop: [0] * (stop - start), 16, salt, variant)
+            extend_digests(digests, 1, lambda start, stop: [0] * (stop - start), 16, salt, adapter)
             roots.add(digests[0])
     assert len(roots) == 9
 
@@ -224,7 +224,7 @@ def test_tables_are_those_of_peft_and_the_same_in_any_batch(changed, end, base, 
 def test_places_are_for_the_layers_that_are_named(base, adapters, llm):
     sizes = {"max_model_len": 64, "kv_cache_memory": "8MiB", "enable_lora": True}
     with LLM(str(base), lora_target_modules=["q_proj", "v_proj"], **sizes) as few:
-        assert 0 < few._built.variants.bytes_per_place < llm._built.variants.bytes_per_place / 2
+        assert 0 < few._built.adapters.bytes_per_place < llm._built.adapters.bytes_per_place / 2
         expected = llm.generate([PROMPTS[0]], GREEDY, lora_request=adapters[1])
         found = few.generate([PROMPTS[0]], GREEDY, lora_request=adapters[1])
         assert list(map(_bits, found)) == list(map(_bits, expected))
@@ -303,7 +303,7 @@ def test_grammars_samples_and_guesses_of_adapters_give_in_a_batch_what_each_give
 def test_beside_a_model_in_bfloat16_places_take_half_and_answers_are_close(base, llm, adapters):
     sizes = {"max_loras": 16, "max_model_len": 128, "max_num_seqs": 32, "kv_cache_memory": "64MiB"}
     with LLM(str(base), dtype="bfloat16", enable_lora=True, **sizes) as low:
-        assert low._built.variants.bytes_per_place < 0.6 * llm._built.variants.bytes_per_place
+        assert low._built.adapters.bytes_per_place < 0.6 * llm._built.adapters.bytes_per_place
         chosen = [None, *adapters[:3]]
         alone = [low.generate([PROMPTS[0]], GREEDY, lora_request=each)[0] for each in chosen]
         low.engine.reset_prefix_cache()
@@ -318,15 +318,15 @@ def test_beside_a_model_in_bfloat16_places_take_half_and_answers_are_close(base,
 
 @pytest.mark.slow
 def test_a_thousand_loads_and_unloads_leave_nothing(llm, adapters):
-    variants = llm._built.variants
-    before = {name: len(getattr(variants, name)) for name in ("_known", "_kept", "_removed", "_unfinished")}
+    adapters = llm._built.adapters
+    before = {name: len(getattr(adapters, name)) for name in ("_known", "_kept", "_removed", "_unfinished")}
     sizes = []
     for i in range(1000):
-        digest = variants.add(variants.read(adapters[i % 16].lora_path), keep=True)
+        digest = adapters.add(adapters.read(adapters[i % 16].lora_path), keep=True)
         if i % 50 == 0:
             llm.generate([PROMPTS[0]], GREEDY, lora_request=adapters[i % 16], progress=False)
-        variants.remove(digest)
+        adapters.remove(digest)
         if i % 100 == 99:
             sizes.append(psutil.Process().memory_info().rss)
-    assert all(len(getattr(variants, name)) <= size for name, size in before.items())
+    assert all(len(getattr(adapters, name)) <= size for name, size in before.items())
     assert sizes[-1] - sizes[2] < 16 << 20, sizes

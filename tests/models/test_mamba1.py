@@ -8,13 +8,13 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from jaxis import LLM, SamplingParams
+from jaxis.compilation.targets import parse_target
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.parallel.mesh import make_mesh
-from jaxis.planning.sizing.plan import Planner, Wanted
-from jaxis.planning.targets import parse_target
+from jaxis.planning.plan import Planner, Wanted
 from tests.support import parity
 from tests.support.paged_sequences import PagedSequence
 from tests.support.parity import FAMILIES, prompt

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from jaxis.bringup.verify.compare import relative_error
+from jaxis.compilation.targets import parse_target
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.mla import LatentCacheSpec
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.parallel.mesh import make_mesh
-from jaxis.planning.sizing.plan import Planner, Wanted
-from jaxis.planning.targets import parse_target
+from jaxis.planning.plan import Planner, Wanted
 from tests.support import parity
 from tests.support.paged_sequences import PagedSequence, PagedSequences
 from tests.support.places import TESTS

@@ -15,7 +15,7 @@ from jaxis import LLM
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels import native
 from jaxis.pooling.dense import DenseLayers
-from jaxis.pooling.settings import read_dense
+from jaxis.pooling.pooling_config import read_dense
 from tests.support.encoder_checkpoints import reference, save_model, save_pooling, texts
 
 ACTIVATIONS = {

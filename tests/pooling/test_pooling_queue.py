@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jaxis.pooling.frontend.pooling_queue import PoolingQueue
-from jaxis.pooling.frontend.wire import PoolTexts
+from jaxis.pooling.client.pooling_queue import PoolingQueue
+from jaxis.pooling.client.wire import PoolTexts
 
 
 def request(name, lengths, client=None, priority=0):

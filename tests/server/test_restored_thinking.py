@@ -122,7 +122,7 @@ def test_the_next_turn_has_the_thinking_and_the_tokens_of_the_last():
         {"said": "Lyon."},
         {"cache_salt": "another"},
         {"model": dataclasses.replace(MODEL, names=("other",))},
-        {"model": dataclasses.replace(MODEL, variant=b"adapter")},
+        {"model": dataclasses.replace(MODEL, adapter=b"adapter")},
         {"model": served_model(TEMPLATES["keeps no thinking"])},
         {"model": served_model(TEMPLATES["keeps thinking since the last question"])},
     ],

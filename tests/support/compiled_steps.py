@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from jaxis.planning.step_costs import CompiledProgram, StepCompiler
-from jaxis.planning.targets import parse_target
+from jaxis.compilation.step_costs import CompiledProgram, StepCompiler
+from jaxis.compilation.targets import parse_target
 from tests.support.cut_models import NUM_LAYERS, cut_model
 
 MIB = 1 << 20

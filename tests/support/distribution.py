@@ -12,7 +12,7 @@ from xdist.scheduler import LoadScopeScheduling
 # Files whose tests stay together by their parameter: `test_x[A]` and `test_y[A]`.
 BY_PARAMETER = {"tests/models/test_parity.py", "tests/models/test_parity_of_llm.py"}
 FIRST = (
-    "tests/engine/frontend/test_engine_process.py",
+    "tests/engine/client/test_engine_process.py",
     "tests/inference/test_resume.py",
     "tests/engine/test_batch_invariance.py",
     "tests/lora/test_requests.py",

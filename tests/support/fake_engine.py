@@ -45,7 +45,7 @@ class FakeEngine:
             num_ranks=1,
             num_stages=1,
             last_compile_wait=None,
-            variants=None,
+            adapters=None,
             inputs=None,
             models=[JaxModule()],
         )
@@ -71,7 +71,7 @@ class FakeEngine:
         return types.SimpleNamespace(**vars(rank), ranks=(rank,))
 
     def add_request(
-        self, request_id, prompt_token_ids, params, *, priority, client, cache_salt, variant, grammar, inputs=()
+        self, request_id, prompt_token_ids, params, *, priority, client, cache_salt, adapter, grammar, inputs=()
     ):
         if not prompt_token_ids:
             raise RequestError("the prompt is empty: give at least one token")
@@ -122,5 +122,5 @@ def fake_built_engine():
         fingerprint="",
         weights=types.SimpleNamespace(fingerprint=""),
         hosts=NO_OTHER_HOSTS,
-        variants=None,
+        adapters=None,
     )

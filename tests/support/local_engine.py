@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from jaxis.engine.frontend.engine_change import EngineChange, UpdateWeights
-from jaxis.engine.frontend.engine_client import EngineCallbacks, EngineClient, EngineInfo, EngineStats, Submission
-from jaxis.engine.frontend.engine_thread import EngineThread
+from jaxis.engine.client.engine_change import EngineChange, UpdateWeights
+from jaxis.engine.client.engine_client import EngineCallbacks, EngineClient, EngineInfo, EngineStats, Submission
+from jaxis.engine.client.engine_thread import EngineThread
 from jaxis.host.threads import run_in_daemon
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ class LocalEngine(EngineClient):
         """See `EngineClient.reset_prefix_cache`."""
         self._thread.reset_prefix_cache()
 
-    def load_variant(self, call_id: int, source: str) -> None:
-        """See `EngineClient.load_variant`."""
-        run_in_daemon(functools.partial(self._thread.load_variant, call_id, source), "variant")
+    def load_adapter(self, call_id: int, source: str) -> None:
+        """See `EngineClient.load_adapter`."""
+        run_in_daemon(functools.partial(self._thread.load_adapter, call_id, source), "adapter")
 
     def change(self, call_id: int, change: EngineChange) -> None:
         """See `EngineClient.change`."""
@@ -80,9 +80,9 @@ class LocalEngine(EngineClient):
         else:
             self._thread.change(call_id, change)
 
-    def unload_variant(self, variant: bytes) -> None:
-        """See `EngineClient.unload_variant`."""
-        self._thread.unload_variant(variant)
+    def unload_adapter(self, adapter: bytes) -> None:
+        """See `EngineClient.unload_adapter`."""
+        self._thread.unload_adapter(adapter)
 
     def describe(self) -> None:
         """See `EngineClient.describe`."""

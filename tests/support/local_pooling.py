@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jaxis.pooling.frontend.pooling_process import PoolingClient
-from jaxis.pooling.frontend.pooling_thread import PoolingThread
+from jaxis.pooling.client.pooling_process import PoolingClient
+from jaxis.pooling.client.pooling_thread import PoolingThread
 
 
 class LocalPooling(PoolingClient):

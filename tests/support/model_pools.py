@@ -9,12 +9,12 @@ import time
 
 import httpx
 
-from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.engine.client.async_engine import AsyncLLMEngine
 from jaxis.server.config import ServerConfig
 from jaxis.server.listener import listen
 from jaxis.server.run import make_models_server
+from jaxis.server.several.model_settings import ModelSettings, PoolLimits
 from jaxis.server.several.pool import ModelPool
-from jaxis.server.several.settings import ModelSettings, PoolLimits
 from tests.support.fake_engine import fake_built_engine
 from tests.support.local_engine import LocalEngine
 from tests.support.waiting import wait_until

@@ -10,7 +10,7 @@ import tokenizers
 from starlette.testclient import TestClient
 
 from jaxis import SamplingParams
-from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats
+from jaxis.engine.client.engine_client import EngineInfo, EngineStats
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.server.app import create_app

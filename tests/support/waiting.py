@@ -38,5 +38,5 @@ def a_minute_later(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets a minute pass for the clock by which steps of the engine's thread are stalls."""
     with monkeypatch.context() as patch:
         clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 60)
-        patch.setattr("jaxis.engine.frontend.engine_thread.time", clock)
+        patch.setattr("jaxis.engine.client.engine_thread.time", clock)
         yield

@@ -12,7 +12,7 @@ import torch
 
 from jaxis import LLM, SamplingParams
 from jaxis.errors import ConfigError
-from jaxis.training.report import write_report
+from jaxis.training.run_page import write_report
 from jaxis.training.scorer import load_scorer, scores_of
 from jaxis.training.trainer import Trainer
 from tests.support import training

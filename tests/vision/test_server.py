@@ -13,8 +13,8 @@ from PIL import Image
 
 from jaxis import LLM, SamplingParams
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.frontend import wire
-from jaxis.engine.frontend.engine_client import Submission
+from jaxis.engine.client import wire
+from jaxis.engine.client.engine_client import Submission
 from jaxis.engine.setup import build_engine
 from jaxis.host.channel import encode
 from jaxis.host.progress import ProgressDisplay

@@ -10,7 +10,7 @@ from jaxis.errors import ConfigError
 from jaxis.models.common.text_part import TextPart
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.models.registry import model_class_of
-from jaxis.vision.room import _config_of_tower
+from jaxis.vision.encoder_memory import _config_of_tower
 from tests.support.published_models import FOLDER
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from jaxis.planning.step_costs import CompiledProgram, StepCompiler
-from jaxis.planning.targets import parse_target
+from jaxis.compilation.step_costs import CompiledProgram, StepCompiler
+from jaxis.compilation.targets import parse_target
 from tests.support.compiled_steps import bytes_without_attention
 from tests.support.cut_models import cut_model
 from tools.compiled_programs.rows import BFLOAT16, Row, Step

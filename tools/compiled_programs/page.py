@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from jaxis.planning.targets import parse_target
+from jaxis.compilation.targets import parse_target
 from tests.support.cut_models import NUM_LAYERS
 from tools.compiled_programs.rows import BFLOAT16, Row
 

@@ -20,7 +20,7 @@ from jaxis.bench.limits import Limits, measure_device_limits, measure_limits
 from jaxis.bench.run import Load, run_batch
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.settings import CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS
+from jaxis.engine.engine_config import CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS
 from jaxis.engine.setup import build_engine
 from jaxis.host.machine import cpu_model, peak_memory_bytes, usable_cores
 from jaxis.host.progress import ProgressDisplay

@@ -116,7 +116,7 @@ def throughput(
         from jaxis.bench.session import limits_of_device
         from jaxis.bench.text import format_throughput
         from jaxis.bench.throughput import measure_throughput, request_mix
-        from jaxis.engine.settings import DEFAULT_MAX_NUM_SEQS
+        from jaxis.engine.engine_config import DEFAULT_MAX_NUM_SEQS
 
         budget = arguments.get("max_num_batched_tokens", DEFAULT_MAX_NUM_SEQS)
         max_num_seqs = min(num_prompts, budget, DEFAULT_MAX_NUM_SEQS)

@@ -277,8 +277,8 @@ def report(
     with report_errors(debug=debug):
         from rich.console import Console
 
-        from jaxis.bringup.report.plots import check_matplotlib
-        from jaxis.bringup.report.report import make_report, report_html, report_markdown
+        from jaxis.bringup.checklist.checklist import make_report, report_html, report_markdown
+        from jaxis.bringup.checklist.plots import check_matplotlib
 
         check_matplotlib()
         with Console(stderr=True).status("Starting") as status:

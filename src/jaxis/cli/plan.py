@@ -11,7 +11,7 @@ from jaxis.cli.console import EXIT_ERROR, note, report_errors
 from jaxis.cli.options import Debug
 
 if TYPE_CHECKING:
-    from jaxis.planning.sizing.plan import WantedPlaces
+    from jaxis.planning.plan import WantedPlaces
 
 DEFAULT_TARGETS = ("v5e-8", "v6e-8", "v5p-8", "tpu7x-8", "a100x8", "h100x8", "h200x8", "b200x8")
 """One machine, or the smallest slice with a host's devices, of each accelerator that is bought today."""
@@ -124,12 +124,12 @@ def plan(
         from rich.console import Console
 
         from jaxis.bringup.analyze.source import open_source
+        from jaxis.compilation.targets import parse_target
         from jaxis.errors import ConfigError, JaxisError
-        from jaxis.planning.sizing.layout import WantedLayout
-        from jaxis.planning.sizing.plan import Planner, Wanted
-        from jaxis.planning.sizing.report import PlanReport
-        from jaxis.planning.sizing.text import plan_html, plan_text
-        from jaxis.planning.targets import parse_target
+        from jaxis.planning.layout import WantedLayout
+        from jaxis.planning.plan import Planner, Wanted
+        from jaxis.planning.plan_summary import PlanReport
+        from jaxis.planning.text import plan_html, plan_text
 
         if model is None:
             raise ConfigError("name a MODEL, or the file of a training with --train")
@@ -150,7 +150,7 @@ def plan(
         planner = Planner(source, Wanted(max_model_len, quantization, kv_cache_dtype, dtype, layout, places))
         plans = [planner.plan(target) for target in targets]
         if compiles:
-            from jaxis.planning.sizing.compiled import with_compiled_steps
+            from jaxis.planning.compiled import with_compiled_steps
 
             with Console(stderr=True).status("Compiling") as status:
                 plans = [with_compiled_steps(plans[0], planner, on_stage=status.update)]
@@ -169,7 +169,7 @@ def plan(
 def _places(max_loras: int, max_lora_rank: int, targets: str | None) -> WantedPlaces:
     """Room for adapters by request of the layers that `targets` names, with commas."""
     from jaxis.lora.adaptable import ALL_LINEAR, place_bytes
-    from jaxis.planning.sizing.plan import WantedPlaces
+    from jaxis.planning.plan import WantedPlaces
 
     names, text = (targets or ALL_LINEAR).split(","), f"--enable-lora --max-loras {max_loras}"
     text += f" --max-lora-rank {max_lora_rank}"
@@ -181,9 +181,9 @@ def _places(max_loras: int, max_lora_rank: int, targets: str | None) -> WantedPl
 
 def _plan_training(context: typer.Context, config: Path, on: list[str] | None, *, as_json: bool) -> bool:
     """Prints what a training needs of each device; whether it fits on all of them."""
+    from jaxis.compilation.targets import parse_target
     from jaxis.errors import ConfigError
     from jaxis.inference.inference_config import read_yaml_mapping
-    from jaxis.planning.targets import parse_target
     from jaxis.training.config import TrainConfig
     from jaxis.training.plan.training_plan import plan_training
 

@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 
-from jaxis.engine.frontend.worker_start import start_ahead
+from jaxis.engine.client.worker_start import start_ahead
 
 # Imports make many objects that stay: with Python's 700, a tenth of a short command's time goes into collections.
 _GC_THRESHOLD = 10_000

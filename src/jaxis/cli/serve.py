@@ -30,7 +30,7 @@ from jaxis.cli.serve_options import (
     client_lines,
 )
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.frontend.worker_start import drop_ahead
+from jaxis.engine.client.worker_start import drop_ahead
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.host.extras import check_extra
@@ -38,14 +38,14 @@ from jaxis.pooling.kind import Runner, pools
 from jaxis.vision.access import ImageAccess
 
 if TYPE_CHECKING:
-    from jaxis.engine.frontend.async_engine import AsyncEngine
-    from jaxis.engine.frontend.engine_process import EngineProcess
+    from jaxis.engine.client.async_engine import AsyncEngine
+    from jaxis.engine.client.engine_process import EngineProcess
     from jaxis.engine.memory_budget import MemoryBudget
-    from jaxis.pooling.frontend.pooling_process import PoolingProcess
+    from jaxis.pooling.client.pooling_process import PoolingProcess
     from jaxis.server.config import ServerConfig
     from jaxis.server.context import ServerParts
     from jaxis.server.run import DrainingServer
-    from jaxis.server.several.settings import ModelSettings
+    from jaxis.server.several.model_settings import ModelSettings
 
 
 @expand_options
@@ -183,7 +183,7 @@ def _serve_several(
     server.check()
     settings, pool_limits = read_models(models, several, options, config)
     with exit_on_interrupt():
-        from jaxis.engine.frontend.engine_process import LogSettings
+        from jaxis.engine.client.engine_process import LogSettings
         from jaxis.host.logs import set_up_logs
         from jaxis.server.listener import allow_many_connections, listen
         from jaxis.server.one_model import behind_loop
@@ -240,7 +240,7 @@ def _serve(
     debug: bool,
 ) -> None:
     with exit_on_interrupt():
-        from jaxis.engine.frontend.engine_process import LogSettings
+        from jaxis.engine.client.engine_process import LogSettings
         from jaxis.host.logs import set_up_logs
 
         log = LogSettings(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
@@ -296,10 +296,10 @@ def _import_server() -> None:
 def _start_process(arguments: Mapping[str, Any], runner: Runner, **settings: Any) -> EngineProcess | PoolingProcess:
     """Starts the process of a model, of the kind that it was made for or that was asked for."""
     if pools(EngineArgs(**arguments), runner):
-        from jaxis.pooling.frontend.pooling_process import PoolingProcess
+        from jaxis.pooling.client.pooling_process import PoolingProcess
 
         return PoolingProcess(arguments, **settings)
-    from jaxis.engine.frontend.engine_process import EngineProcess
+    from jaxis.engine.client.engine_process import EngineProcess
 
     return EngineProcess(arguments, **settings)
 

@@ -19,7 +19,7 @@ from jaxis.errors import ConfigError, JaxisError
 from jaxis.host.machine import free_host_bytes
 from jaxis.nearest_name import did_you_mean
 from jaxis.server.config import ServerConfig, default_served_name
-from jaxis.server.several.settings import ModelSettings, PoolLimits, check_names, parse_duration
+from jaxis.server.several.model_settings import ModelSettings, PoolLimits, check_names, parse_duration
 
 MAX_FILE_BYTES = 1 << 20
 _OF_MODEL = ("model", "name", "pinned", "idle_timeout")  # keys that are no options

@@ -84,7 +84,7 @@ def _show(trainer: Trainer, count: int) -> None:
 def _write_report(config: TrainConfig) -> None:
     """Writes the page of a run; where it cannot be written, nothing else is missing."""
     from jaxis.errors import JaxisError
-    from jaxis.training.report import write_report
+    from jaxis.training.run_page import write_report
 
     try:
         write_report(config)

@@ -15,14 +15,14 @@ import numpy as np
 from jaxis.bench.run import Load, run_batch
 from jaxis.bench.session import build_sized_engine
 from jaxis.bringup.analyze.source import open_source
+from jaxis.compilation.accelerators import ACCELERATORS, Accelerator
+from jaxis.compilation.targets import Target
 from jaxis.doctor.check import Case
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.host.progress import ProgressDisplay
-from jaxis.planning.accelerators import ACCELERATORS, Accelerator
-from jaxis.planning.sizing.plan import Planner, Wanted
-from jaxis.planning.sizing.roofline import bound
-from jaxis.planning.targets import Target
+from jaxis.planning.plan import Planner, Wanted
+from jaxis.planning.roofline import bound
 
 # The sizes of Qwen3-0.6B: large enough that a step reads more than it waits, small enough for any accelerator.
 _MODEL: dict[str, Any] = {

@@ -14,7 +14,7 @@ from jaxis.config import (
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.speculative import SpeculativeConfig
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.settings import make_quant_config
+from jaxis.engine.engine_config import make_quant_config
 from jaxis.host.progress import ProgressDisplay
 from jaxis.loading.hub import resolve_model
 from jaxis.loading.open_checkpoint import TensorListing, read_config_values

@@ -141,7 +141,7 @@ class LLMEngine:
         priority: int = 0,
         client: str | None = None,
         cache_salt: str | None = None,
-        variant: bytes = b"",
+        adapter: bytes = b"",
         inputs: tuple[EmbeddedInput, ...] = (),
         grammar: Grammar | None = None,
     ) -> Request:
@@ -155,7 +155,7 @@ class LLMEngine:
           priority: The lower value is served first.
           client: Whose request it is: clients share the tokens of steps equally (see `FairShares`).
           cache_salt: Only requests with the same salt share prefix-cache blocks.
-          variant: Digest of what changes the model for it (see `Variants`); b"": nothing.
+          adapter: Digest of what changes the model for it (see `Adapters`); b"": nothing.
           inputs: The parts of the prompt whose embeddings are not those of the tokens, in their order.
           grammar: `params.structured_outputs`, compiled, with `params.thinking_token_budget`; None makes it here, which
             may take seconds.
@@ -170,10 +170,10 @@ class LLMEngine:
         prompt_token_ids = self._factory.checked_prompt(prompt_token_ids, spare=0 if params.max_tokens == 1 else 1)
         self._factory.check_needs_no_tokenizer(params)
         self.connector.check(params)
-        if variant:
-            if self.runner.variants is None:
-                raise RequestError("this engine has no variants of its model")
-            self.runner.variants.check(variant)
+        if adapter:
+            if self.runner.adapters is None:
+                raise RequestError("this engine has no adapters")
+            self.runner.adapters.check(adapter)
         self._check_inputs(inputs, len(prompt_token_ids))
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
@@ -187,7 +187,7 @@ class LLMEngine:
             priority=priority,
             client=client,
             cache_salt=cache_salt,
-            variant=variant,
+            adapter=adapter,
             inputs=inputs,
             grammar=grammar,
             reads_prediction=self.speculation.reads_predictions,

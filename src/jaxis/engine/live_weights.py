@@ -17,11 +17,11 @@ import jax
 from jaxis.config.quantization_files import CONFIG
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
+from jaxis.engine.engine_config import make_vllm_config
 from jaxis.engine.fingerprint import checkpoint_digest
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.opened_model import OpenedModel
 from jaxis.engine.output_processor import Request
-from jaxis.engine.settings import make_vllm_config
 from jaxis.errors import CheckpointError, ConfigError, EngineError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
@@ -133,7 +133,7 @@ class LiveWeights:
         if level not in (1, 2):
             raise RequestError(f"level={level!r} must be 1 or 2")
         check_can_change(self._args)
-        if self._engine.runner.variants is not None:
+        if self._engine.runner.adapters is not None:
             raise ConfigError("an engine with enable_lora cannot sleep: its adapters lie beside its weights")
         requests = self._engine.settle() if not self._engine.asleep else []
         self._engine.sleep(level)

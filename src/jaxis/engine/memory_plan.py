@@ -19,7 +19,7 @@ from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
 from jaxis.engine.execution.cache_specs import cache_specs, kv_cache_specs, own_cache_specs
-from jaxis.engine.execution.device_room import DeviceRoom
+from jaxis.engine.execution.extra_memory import ExtraMemory
 from jaxis.engine.execution.kv_cache import (
     CPU_TOKENS_PER_SEQ,
     num_cache_blocks,
@@ -128,7 +128,7 @@ def plan_memory(
     stored_bytes: int | None,
     make_draft: Callable[[EngineArgs], PlannedDraft | None],
     shared: MemoryBudget | None,
-    room: DeviceRoom,
+    room: ExtraMemory,
 ) -> MemoryPlan | None:
     """Chooses the widest weights that fit beside a useful context, and then the longest context that fits.
 

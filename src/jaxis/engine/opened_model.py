@@ -13,12 +13,12 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.value_checks import check_values
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.draft_setup import load_draft
+from jaxis.engine.engine_config import make_vllm_config
 from jaxis.engine.execution.cache_memory import set_gpu_memory_utilization
 from jaxis.engine.execution.pipeline import Handover
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.engine.fingerprint import arguments_digest, checkpoint_digest
 from jaxis.engine.loaded_model import LoadedModel
-from jaxis.engine.settings import make_vllm_config
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native

@@ -74,7 +74,7 @@ class RequestFactory:
         priority: int,
         client: str | None,
         cache_salt: str | None,
-        variant: bytes,
+        adapter: bytes,
         inputs: tuple[EmbeddedInput, ...],
         grammar: Grammar | None,
         reads_prediction: bool,
@@ -94,7 +94,7 @@ class RequestFactory:
         request = Request(request_id, prompt, prompt_token_ids, params, seed)
         prediction = self._prediction(params) if reads_prediction else []
         for index in range(params.n):
-            completion = self._completion(request, index, priority, client, cache_salt, variant, grammar, prediction)
+            completion = self._completion(request, index, priority, client, cache_salt, adapter, grammar, prediction)
             completion.sequence.inputs = inputs
             request.completions.append(completion)
         return request
@@ -129,7 +129,7 @@ class RequestFactory:
         priority: int,
         client: str | None,
         cache_salt: str | None,
-        variant: bytes,
+        adapter: bytes,
         grammar: Grammar | None,
         prediction_token_ids: list[int],
     ) -> CompletionState:
@@ -145,7 +145,7 @@ class RequestFactory:
             priority=priority,
             client=client,
             cache_salt=cache_salt,
-            variant=variant,
+            adapter=adapter,
             prediction_token_ids=prediction_token_ids,
         )
         sampling = SequenceSampling(

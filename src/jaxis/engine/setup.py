@@ -18,10 +18,12 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.connector_setup import make_connector
 from jaxis.engine.draft_setup import read_draft_config
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.execution.device_room import DeviceRoom, RoomContents
+from jaxis.engine.engine_config import check_quant_method, make_vllm_config
+from jaxis.engine.execution.adapters import Adapters
 from jaxis.engine.execution.executor import Executor
+from jaxis.engine.execution.extra_memory import ExtraContents, ExtraMemory
 from jaxis.engine.execution.programs import Programs
-from jaxis.engine.execution.variants import Variants
+from jaxis.engine.extra_memory_setup import cache_bytes_beside, extra_memory
 from jaxis.engine.fingerprint import engine_fingerprint
 from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, note_unapplied, sampling_defaults
 from jaxis.engine.hosts.group import NO_OTHER_HOSTS, HostGroup
@@ -30,8 +32,6 @@ from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, plan_memory
 from jaxis.engine.opened_model import OpenedModel, facts_of_model, open_model
-from jaxis.engine.room_setup import cache_bytes_beside, device_room
-from jaxis.engine.settings import check_quant_method, make_vllm_config
 from jaxis.errors import ConfigError
 from jaxis.host.extras import check_extra
 from jaxis.host.progress import ProgressDisplay
@@ -56,7 +56,7 @@ class BuiltEngine:
       engine: The engine.
       default_sampling_params: What its checkpoint recommends.
       hosts: The other hosts that run its model.
-      variants: Of its model, that requests may have; None: they have none.
+      adapters: Of its model, that requests may have; None: they have none.
       weights: Its weights, which others can take the place of.
     """
 
@@ -64,7 +64,7 @@ class BuiltEngine:
     default_sampling_params: SamplingParams
     weights: LiveWeights
     hosts: HostGroup = NO_OTHER_HOSTS
-    variants: Variants | None = None
+    adapters: Adapters | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -162,7 +162,7 @@ def _build_engine(
         followers.build(args, facts_of_model(path, args))
     meshes = opened.make_meshes(args)
     make_config = functools.partial(_make_config, path=path, config=opened.config, meshes=meshes)
-    room, notes = device_room(args, opened, tokenizer, make_config)
+    room, notes = extra_memory(args, opened, tokenizer, make_config)
     plan = _plan_memory(args, make_config, meshes, shared, room) if args.fit_memory else None
     if admit is not None:
         admit(0 if plan is None else plan.nbytes)
@@ -195,7 +195,7 @@ def _build_engine(
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
     if is_read:
         engine.runner.precompile(1, greedy=default_sampling_params.greedy)
-    return BuiltEngine(engine, default_sampling_params, live, followers or NO_OTHER_HOSTS, contents.variants)
+    return BuiltEngine(engine, default_sampling_params, live, followers or NO_OTHER_HOSTS, contents.adapters)
 
 
 def _leading_executor(args: EngineArgs, loaded: LoadedModel, followers: Followers) -> Executor:
@@ -226,7 +226,7 @@ def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress
         progress.note(f"ignored keys of config.json: {', '.join(ignored)}")
 
 
-def _note_parts(hf_config: HFConfig, contents: RoomContents, notes: Sequence[str], progress: ProgressDisplay) -> None:
+def _note_parts(hf_config: HFConfig, contents: ExtraContents, notes: Sequence[str], progress: ProgressDisplay) -> None:
     """Says which parts of the checkpoint are left out, and why."""
     for note in notes:
         progress.note(note)
@@ -256,7 +256,7 @@ def _plan_memory(
     make_config: Callable[[EngineArgs], VllmConfig],
     meshes: Sequence[jax.sharding.Mesh],
     shared: MemoryBudget | None,
-    room: DeviceRoom,
+    room: ExtraMemory,
 ) -> MemoryPlan | None:
     def make_draft(args: EngineArgs) -> PlannedDraft | None:
         speculative = args.parsed_speculative_config

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxis.engine.execution.adapters import HEAD
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
-from jaxis.engine.execution.variants import HEAD
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import human_bytes
 from jaxis.layers.addition import EXPERTS, SCALES, StepRows
@@ -104,7 +104,7 @@ class AdaptedModel:
 
     @property
     def head_arrays(self) -> list[jax.Array]:
-        """See `Variants`."""
+        """See `Adapters`."""
         return self._split.head_arrays
 
     @property
@@ -117,7 +117,7 @@ class AdaptedModel:
         return 4 * (self.bytes_per_place + tables) + _MOST_HEADER_BYTES
 
     def rebase(self, base: ModelArrays) -> None:
-        """See `Variants`; changes that were read before have to be `rebased`."""
+        """See `Adapters`; changes that were read before have to be `rebased`."""
         for name, array in base.named_arrays():
             self._split.arrays[self._index[name]] = array
         self.generation += 1
@@ -132,11 +132,11 @@ class AdaptedModel:
         }
 
     def merge(self, arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
-        """See `Variants`."""
+        """See `Adapters`."""
         return _with_rows(self._split.merge(arrays), places, parts)
 
     def merge_head(self, head_arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
-        """See `Variants`."""
+        """See `Adapters`."""
         return _with_rows(self._split.merge_head(head_arrays), places, parts)
 
     def changes_of(self, adapter: Adapter) -> Changes:
@@ -259,7 +259,7 @@ def _with_rows(model: GenerativeModel, places: jax.Array, parts: frozenset[str])
 
 
 def parts_of(changes: Changes) -> frozenset[str]:
-    """See `Variants`."""
+    """See `Adapters`."""
     parts: set[str] = set()
     for each in changes.values():
         if isinstance(each, ExpertsChange):

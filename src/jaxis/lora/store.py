@@ -11,8 +11,8 @@ from pathlib import Path
 
 import jax
 
+from jaxis.engine.execution.adapters import VariantsInUseError
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
-from jaxis.engine.execution.variants import VariantsInUseError
 from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.errors import CheckpointError, RequestError
 from jaxis.lora.adaptable import ALL_LINEAR
@@ -30,7 +30,7 @@ class LoadedAdapter:
     Attributes:
       digest: SHA-256 of its files.
       changes: By the names of the model's modules.
-      parts: See `Variants.parts_of`.
+      parts: See `Adapters.parts_of`.
       generation: Of the model's weights that they were read for; see `AdaptedModel`.
     """
 
@@ -41,7 +41,7 @@ class LoadedAdapter:
 
 
 class AdapterStore:
-    """The `Variants` that adapters make of a model. An adapter is known by the digest of its files.
+    """The `Adapters` that adapters make of a model. An adapter is known by the digest of its files.
 
     Attributes:
       named: Name, folder and digest of each adapter that was loaded at the start.
@@ -93,7 +93,7 @@ class AdapterStore:
             self.named.append((name, folder, self.add(self.read(folder), keep=True)))
 
     def read(self, source: str | os.PathLike[str]) -> LoadedAdapter:
-        """See `Variants`; the source is a folder.
+        """See `Adapters`; the source is a folder.
 
         Raises:
           CheckpointError, ConfigError: See `find_adapter` and `read_adapter`; or the adapter does not fit the model.
@@ -106,14 +106,14 @@ class AdapterStore:
         return LoadedAdapter(adapter.digest, changes, parts_of(changes), generation)
 
     def chat_template_of(self, source: str | os.PathLike[str]) -> str | None:
-        """See `Variants`. Raises CheckpointError, ConfigError: see `find_adapter` and `adapter_template`."""
+        """See `Adapters`. Raises CheckpointError, ConfigError: see `find_adapter` and `adapter_template`."""
         folder = find_adapter(source, self._root, most_bytes=self._model.most_file_bytes)
         if self._root is not None:
             check_files_inside(folder, self._root, TEMPLATE_FILES)
         return adapter_template(folder)
 
     def add(self, read: LoadedAdapter, *, keep: bool = False) -> bytes:
-        """See `Variants`."""
+        """See `Adapters`."""
         if read.digest not in self._known:
             if self._max_known is not None and len(self._known) >= self._max_known:
                 self._forget_one()
@@ -130,14 +130,14 @@ class AdapterStore:
             return read
         return dataclasses.replace(read, changes=self._model.rebased(read.changes), generation=self._model.generation)
 
-    def remove(self, variant: bytes) -> None:
-        """See `Variants`."""
-        self._kept.discard(variant)
-        if self._unfinished[variant]:
-            self._removed.add(variant)
+    def remove(self, adapter: bytes) -> None:
+        """See `Adapters`."""
+        self._kept.discard(adapter)
+        if self._unfinished[adapter]:
+            self._removed.add(adapter)
         else:
-            self._removed.discard(variant)
-            self._known.pop(variant, None)
+            self._removed.discard(adapter)
+            self._known.pop(adapter, None)
 
     def _forget_one(self) -> None:
         unused = next((each for each in self._known if not self._unfinished[each] and each not in self._kept), None)
@@ -149,33 +149,33 @@ class AdapterStore:
 
     @property
     def arrays(self) -> list[jax.Array]:
-        """See `Variants`."""
+        """See `Adapters`."""
         return self._model.arrays
 
     def merge(self, arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
-        """See `Variants`."""
+        """See `Adapters`."""
         return self._model.merge(arrays, places, parts)
 
     @property
     def head_arrays(self) -> list[jax.Array]:
-        """See `Variants`."""
+        """See `Adapters`."""
         return self._model.head_arrays
 
     def merge_head(self, head_arrays: list[jax.Array], places: jax.Array, parts: frozenset[str]) -> GenerativeModel:
-        """See `Variants`."""
+        """See `Adapters`."""
         return self._model.merge_head(head_arrays, places, parts)
 
-    def parts_of(self, variant: bytes) -> frozenset[str]:
-        """See `Variants`."""
-        return self._known[variant].parts
+    def parts_of(self, adapter: bytes) -> frozenset[str]:
+        """See `Adapters`."""
+        return self._known[adapter].parts
 
-    def check(self, variant: bytes) -> None:
-        """See `Variants`."""
-        if variant not in self._known:
+    def check(self, adapter: bytes) -> None:
+        """See `Adapters`."""
+        if adapter not in self._known:
             raise RequestError("the request's adapter is not loaded any more: load it again")
 
     def rebase(self, base: ModelArrays) -> None:
-        """See `Variants`."""
+        """See `Adapters`."""
         self._model.rebase(base)
         for digest, adapter in self._known.items():
             if adapter.parts:
@@ -185,56 +185,56 @@ class AdapterStore:
 
     @property
     def use(self) -> PlaceUse:
-        """See `Variants`."""
+        """See `Adapters`."""
         waiting = tuple(each for each in self._unfinished if self._unfinished[each] > self._running[each])
         return PlaceUse(self._model.num_places, tuple(self._running), waiting)
 
-    def place_of(self, variant: bytes) -> int:
-        """See `Variants`."""
-        return 1 + self._places[variant] if variant else 0
+    def place_of(self, adapter: bytes) -> int:
+        """See `Adapters`."""
+        return 1 + self._places[adapter] if adapter else 0
 
     def begin(self) -> None:
         """See `Places`."""
         self._running.clear()
         self._unfinished.clear()
 
-    def join(self, variant: bytes) -> None:
+    def join(self, adapter: bytes) -> None:
         """See `Places`."""
-        if variant:
-            self._unfinished[variant] += 1
+        if adapter:
+            self._unfinished[adapter] += 1
 
-    def leave(self, variant: bytes) -> None:
+    def leave(self, adapter: bytes) -> None:
         """See `Places`."""
-        if variant:
-            self._unfinished[variant] -= 1
-            if not self._unfinished[variant]:
-                del self._unfinished[variant]
-                if variant in self._removed:
-                    self.remove(variant)
+        if adapter:
+            self._unfinished[adapter] -= 1
+            if not self._unfinished[adapter]:
+                del self._unfinished[adapter]
+                if adapter in self._removed:
+                    self.remove(adapter)
 
-    def has_place(self, variant: bytes) -> bool:
+    def has_place(self, adapter: bytes) -> bool:
         """See `Places`."""
-        return not variant or variant in self._places or bool(self._free) or self._unused() is not None
+        return not adapter or adapter in self._places or bool(self._free) or self._unused() is not None
 
-    def take(self, variant: bytes) -> None:
+    def take(self, adapter: bytes) -> None:
         """See `Places`."""
-        if not variant:
+        if not adapter:
             return
-        if variant not in self._places:
+        if adapter not in self._places:
             if not self._free and (unused := self._unused()) is not None:
                 self._free.append(self._places.pop(unused))
-            self._places[variant] = self._free.pop()
-            self._model.put(self._known[variant].changes, self._places[variant])
-        self._places.move_to_end(variant)
-        self._running[variant] += 1
+            self._places[adapter] = self._free.pop()
+            self._model.put(self._known[adapter].changes, self._places[adapter])
+        self._places.move_to_end(adapter)
+        self._running[adapter] += 1
 
-    def give_back(self, variant: bytes) -> None:
+    def give_back(self, adapter: bytes) -> None:
         """See `Places`."""
-        if variant:
-            self._running[variant] -= 1
-            if not self._running[variant]:
-                del self._running[variant]
+        if adapter:
+            self._running[adapter] -= 1
+            if not self._running[adapter]:
+                del self._running[adapter]
 
     def _unused(self) -> bytes | None:
-        """The variant that has a place, needs none, and was used least recently."""
-        return next((variant for variant in self._places if not self._running[variant]), None)
+        """The adapter that has a place, needs none, and was used least recently."""
+        return next((adapter for adapter in self._places if not self._running[adapter]), None)

@@ -1,1 +1,1 @@
-"""Programs for accelerators that need not be there: their data sheets, their compilers, and what a program costs."""
+"""Whether a model fits on accelerators, how, and what its steps must cost there at least, told from headers alone."""

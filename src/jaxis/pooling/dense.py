@@ -19,8 +19,8 @@ from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
 from jaxis.loading.open_checkpoint import open_checkpoint
+from jaxis.pooling.pooling_config import DenseActivation, DenseSettings
 from jaxis.pooling.score_head import tanh
-from jaxis.pooling.settings import DenseActivation, DenseSettings
 from jaxis.quantization.formats.gguf import read_blocks
 
 _ACTIVATIONS: Mapping[DenseActivation, Callable[[jax.Array], jax.Array]] = {

@@ -16,11 +16,11 @@ import numpy as np
 from jaxis.config.architecture import architectures_of
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.engine_config import make_vllm_config
 from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.engine.execution.model_size import model_size
 from jaxis.engine.fingerprint import engine_fingerprint
 from jaxis.engine.opened_model import OpenedModel
-from jaxis.engine.settings import make_vllm_config
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.layers.kv_cache_spec import CacheSpec, StateCacheSpec
@@ -41,21 +41,21 @@ from jaxis.pooling.dimensions import Dimensions
 from jaxis.pooling.encoders import encoder_class
 from jaxis.pooling.inputs import InputReader, PoolingInput
 from jaxis.pooling.pairs import check_sides, pair_indices, similarities
-from jaxis.pooling.pooling_model import PoolingModel
-from jaxis.pooling.settings import (
+from jaxis.pooling.pooling_config import (
     Mode,
     PoolingSettings,
     gguf_pooling_settings,
     read_pooling_settings,
     trained_dimensions,
 )
+from jaxis.pooling.pooling_model import PoolingModel
 from jaxis.prompts import Prompt
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import read_tokenizer
 
 if TYPE_CHECKING:
-    from jaxis.pooling.frontend.wire import PoolingInfo
+    from jaxis.pooling.client.wire import PoolingInfo
 
 # Tokens of a step, if nothing else is asked for: enough for matrix products to be as fast as they get.
 DEFAULT_STEP_TOKENS = 4096
@@ -261,7 +261,7 @@ def _info(
     max_tokens: int,
     dimensions: Dimensions,
 ) -> PoolingInfo:
-    from jaxis.pooling.frontend.wire import PoolingInfo  # of the extra `server`
+    from jaxis.pooling.client.wire import PoolingInfo  # of the extra `server`
 
     config = opened.hf_config.get_text_config()
     num_parameters, weight_type = model_size(model.model)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jaxis.errors import ContextLengthError, RequestError
 from jaxis.pooling.pair_template import PairTemplate
-from jaxis.pooling.settings import PoolingSettings
+from jaxis.pooling.pooling_config import PoolingSettings
 from jaxis.prompts import Prompt, tokenize_prompt
 from jaxis.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ from jaxis.errors import ConfigError
 from jaxis.loading.gguf.encoder_config import POOLING_MODE
 from jaxis.pooling.classifier_settings import is_classifier
 from jaxis.pooling.encoders import is_encoder
-from jaxis.pooling.settings import has_pooling_files
+from jaxis.pooling.pooling_config import has_pooling_files
 
 Runner = Literal["auto", "generate", "pooling"]
 

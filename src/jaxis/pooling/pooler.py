@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxis.kernels.materialize import materialize
 from jaxis.kernels.norms import rms_norm
-from jaxis.pooling.settings import Mode
+from jaxis.pooling.pooling_config import Mode
 
 
 def pool(hidden: jax.Array, starts: jax.Array, lengths: jax.Array, mode: Mode) -> jax.Array:

@@ -20,7 +20,7 @@ from jaxis.models.common.decoder import DecoderModel
 from jaxis.parallel.mesh import logical_sharding
 from jaxis.pooling.interfaces import HasScore, HasSentenceLayers, TakesTokenTypes
 from jaxis.pooling.pooler import lengths_up_to_others, normalized, pool
-from jaxis.pooling.settings import PoolingSettings
+from jaxis.pooling.pooling_config import PoolingSettings
 
 SMALLEST_STEP_TOKENS = 16
 

@@ -11,7 +11,7 @@ from fastapi import params as fastapi_params
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from jaxis.engine.frontend.async_engine import AsyncEngine
+from jaxis.engine.client.async_engine import AsyncEngine
 from jaxis.server import llama_cpp
 from jaxis.server.accounting import KeyMetrics, UsageAccounting
 from jaxis.server.anthropic import routes as anthropic

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeVar, cast
 from fastapi import Depends, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from jaxis.engine.frontend.async_engine import AsyncEngine, AsyncLLMEngine
+from jaxis.engine.client.async_engine import AsyncEngine, AsyncLLMEngine
 from jaxis.errors import EngineError, RequestError
 from jaxis.host.threads import SizedExecutor, run_in_daemon
 from jaxis.sampling_params import SamplingParams

@@ -9,12 +9,12 @@ from typing import cast
 
 from fastapi import Request, Response
 
-from jaxis.engine.frontend.async_engine import AsyncEngine, AsyncLLMEngine
-from jaxis.engine.frontend.engine_client import EngineClient
+from jaxis.engine.client.async_engine import AsyncEngine, AsyncLLMEngine
+from jaxis.engine.client.engine_client import EngineClient
 from jaxis.errors import EngineError
 from jaxis.parsing.model_parsers import ModelParsers
-from jaxis.pooling.frontend.async_pooling import AsyncPoolingEngine
-from jaxis.pooling.frontend.pooling_process import PoolingClient, PoolingProcess
+from jaxis.pooling.client.async_pooling import AsyncPoolingEngine
+from jaxis.pooling.client.pooling_process import PoolingClient, PoolingProcess
 from jaxis.server.config import ServerConfig
 from jaxis.server.context import Handler, KnownModel, ModelEntry, ServedModels, ServerContext, ServerParts
 from jaxis.server.generation.model_info import ServedModelInfo
@@ -73,7 +73,7 @@ def model_context(
         reasoning_budget=config.reasoning_budget,
         effort_budgets=config.effort_budgets,
         fingerprint=engine.info.fingerprint or None,
-        variants=ServedAdapters.of(engine, config),
+        adapters=ServedAdapters.of(engine, config),
         images=images,
         image_access=config.image_access,
     )
@@ -81,8 +81,8 @@ def model_context(
     if metrics is None:
         metrics = ModelMetrics(model.name, engine.info, engine.stats, prefix=config.metrics_prefix)
         parts.server_metrics.add(metrics)
-        if isinstance(model.variants, ServedAdapters):
-            metrics.registry.register(AdapterMetrics(model.variants, model.name, config.metrics_prefix))
+        if isinstance(model.adapters, ServedAdapters):
+            metrics.registry.register(AdapterMetrics(model.adapters, model.name, config.metrics_prefix))
     else:
         metrics.watch(engine.info, engine.stats)
     shared = vars(parts) | {"config": config, "tracer": parts.tracer and parts.tracer.of_model(model.name)}
@@ -118,7 +118,7 @@ class OneModel(ServedModels):
         """See `ServedModels.join`."""
         self._context = model_context(parts, self.engine, self._config)
         self._entry = ModelEntry(
-            names=ModelNames(self._config.served_model_names, self._config.model_aliases, self._context.model.variants),
+            names=ModelNames(self._config.served_model_names, self._config.model_aliases, self._context.model.adapters),
             state="loaded",
             info=self._context.model_info,
             facts=KnownModel.of(self._context),

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from jaxis.engine.frontend.async_engine import AsyncEngine
+from jaxis.engine.client.async_engine import AsyncEngine
 from jaxis.errors import EngineError
 from jaxis.server.app import create_models_app
 from jaxis.server.config import ServerConfig

@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 from jax.typing import DTypeLike
 
+from jaxis.compilation.abstract_model import abstract_model
 from jaxis.config import LoadConfig, ModelConfig, VllmConfig
 from jaxis.config.checkpoint_values import DEFAULT_CONTEXT_LENGTH, checkpoint_dtype, trained_context_length
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.config.value_checks import check_values
+from jaxis.engine.engine_config import DTYPES
 from jaxis.engine.opened_model import EMBEDDED_MODEL
-from jaxis.engine.settings import DTYPES
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.model_params import to_llm_arguments
@@ -29,7 +30,6 @@ from jaxis.loading.open_checkpoint import TensorListing, read_config_values
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.models.tied_tables import tables_of
 from jaxis.parallel.mesh import make_mesh
-from jaxis.planning.abstract_model import abstract_model
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.wrappers import PackingConfig

@@ -16,7 +16,7 @@ from unittest import mock
 
 from jaxis import LLM, SamplingParams
 from jaxis.engine import setup
-from jaxis.engine.frontend.engine_client import EngineInfo
+from jaxis.engine.client.engine_client import EngineInfo
 from jaxis.errors import EngineError
 from tests.engine.test_same_answer import MIXED, PROMPTS, SIMPLE, run, tokens
 

@@ -45,7 +45,7 @@ def add(
     arrival: int = 0,
     priority: int = 0,
     client: str | None = None,
-    variant: bytes = b"",
+    adapter: bytes = b"",
     **sampling: object,
 ) -> Sequence:
     """Queues a sequence whose prompt no other shares."""
@@ -60,7 +60,7 @@ def add(
         arrival=arrival,
         priority=priority,
         client=client,
-        variant=variant,
+        adapter=adapter,
     )
     scheduler.add_sequence(sequence)
     return sequence
@@ -148,29 +148,29 @@ class TestBatching:
 
 
 class OnePlace(NoPlaces):
-    """A place for one variant at a time, which sequences of the variant share."""
+    """A place for one adapter at a time, which sequences of the adapter share."""
 
     def __init__(self) -> None:
         self.users: list[bytes] = []
 
-    def has_place(self, variant: bytes) -> bool:
-        return not variant or set(self.users) <= {variant}
+    def has_place(self, adapter: bytes) -> bool:
+        return not adapter or set(self.users) <= {adapter}
 
-    def take(self, variant: bytes) -> None:
-        assert self.has_place(variant)
-        self.users += [variant] * bool(variant)
+    def take(self, adapter: bytes) -> None:
+        assert self.has_place(adapter)
+        self.users += [adapter] * bool(adapter)
 
-    def give_back(self, variant: bytes) -> None:
-        if variant:
-            self.users.remove(variant)
+    def give_back(self, adapter: bytes) -> None:
+        if adapter:
+            self.users.remove(adapter)
 
 
 class TestPlaces:
     def test_what_needs_no_place_passes_what_waits_for_one_and_nothing_else_does(self) -> None:
         scheduler = make_scheduler(places=OnePlace())
-        first = add(scheduler, "a", 2, arrival=0, variant=b"x", max_tokens=2)
-        add(scheduler, "b", 2, arrival=1, variant=b"y", max_tokens=2)
-        add(scheduler, "c", 2, arrival=2, variant=b"x", max_tokens=2)  # would keep the place from b
+        first = add(scheduler, "a", 2, arrival=0, adapter=b"x", max_tokens=2)
+        add(scheduler, "b", 2, arrival=1, adapter=b"y", max_tokens=2)
+        add(scheduler, "c", 2, arrival=2, adapter=b"x", max_tokens=2)  # would keep the place from b
         add(scheduler, "d", 2, arrival=3, max_tokens=4)
         add(scheduler, "e", 2, arrival=4, max_tokens=4)
         assert shape(run(scheduler)) == [("a", 0, 2, True), ("d", 0, 2, True), ("e", 0, 2, True)]
@@ -184,7 +184,7 @@ class TestPlaces:
         places = OnePlace()
         scheduler = make_scheduler(num_blocks=4, places=places)
         add(scheduler, "a", 8, arrival=0)
-        add(scheduler, "b", 4, arrival=1, variant=b"x")
+        add(scheduler, "b", 4, arrival=1, adapter=b"x")
         while not run(scheduler).preempted:
             assert places.users == [b"x"]
         assert places.users == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jaxis import SamplingParams
-from jaxis.engine.frontend import wire
-from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats
+from jaxis.engine.client import wire
+from jaxis.engine.client.engine_client import EngineInfo, EngineStats
 from jaxis.engine.kv_connector import TierStats
 from jaxis.host.channel import MessageReader, to_frame
 from jaxis.server.observability.metrics import ModelMetrics, ServerMetrics

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from jaxis import LLM
-from jaxis.pooling.frontend.async_pooling import AsyncPoolingEngine
+from jaxis.pooling.client.async_pooling import AsyncPoolingEngine
 from jaxis.server.config import ServerConfig
 from jaxis.server.listener import listen
 from jaxis.server.run import make_server

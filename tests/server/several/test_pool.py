@@ -7,7 +7,7 @@ import pytest
 from jaxis.errors import CheckpointError, ConfigError, RequestError
 from jaxis.server.several import pool as pools
 from jaxis.server.several import slot as slots
-from jaxis.server.several.settings import PoolLimits, parse_duration
+from jaxis.server.several.model_settings import PoolLimits, parse_duration
 from tests.support.model_pools import GIB, FakeModel, in_thread, serving_pool
 from tests.support.waiting import wait_until
 

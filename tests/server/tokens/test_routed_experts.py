@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.frontend import wire
+from jaxis.engine.client import wire
 from jaxis.engine.setup import build_engine
 from jaxis.host.channel import MessageReader, to_frame
 from jaxis.host.progress import ProgressDisplay

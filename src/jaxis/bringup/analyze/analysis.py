@@ -30,9 +30,9 @@ from jaxis.bringup.analyze.source import ModelSource, open_source
 from jaxis.bringup.analyze.tensors import TensorProblem, check_tensors
 from jaxis.config import CacheConfig, SchedulerConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig, with_defaults
+from jaxis.engine.engine_config import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, KV_CACHE_DTYPES
 from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.engine.execution.kv_cache import on_devices, unit_bytes
-from jaxis.engine.settings import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, KV_CACHE_DTYPES
 from jaxis.host.byte_size import parse_bytes
 from jaxis.layers.module import JaxModule
 from jaxis.layers.weight_bytes import weight_bytes

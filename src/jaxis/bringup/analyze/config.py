@@ -12,7 +12,7 @@ from jaxis.config.architecture import architectures_of
 from jaxis.config.checkpoint_values import checkpoint_dtype
 from jaxis.config.hf_config import HFConfig, KeyUse
 from jaxis.config.quantization import QuantizationConfig
-from jaxis.engine.settings import DEFAULT_DTYPE, DTYPES
+from jaxis.engine.engine_config import DEFAULT_DTYPE, DTYPES
 from jaxis.errors import ConfigError
 from jaxis.layers.module import JaxModule
 from jaxis.loading.safetensors import TensorInfo

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
+from jaxis.engine.execution.adapters import Adapters
 from jaxis.engine.execution.cache_specs import num_draft_caches
 from jaxis.engine.execution.device_state import DeviceState
 from jaxis.engine.execution.kv_cache import CachePlan
 from jaxis.engine.execution.model_arrays import ModelArrays, hidden_state_struct
 from jaxis.engine.execution.program_context import ProgramContext
 from jaxis.engine.execution.program_key import Compiled, ProgramKey, lower
-from jaxis.engine.execution.variants import Variants
 from jaxis.kernels import native
 from jaxis.parallel.stages import WHOLE, Stage
 
@@ -133,12 +133,12 @@ class DeviceExecutor:
         Raises:
           ConfigError: They are of other shapes or types; nothing has changed.
         """
-        old, variants = self.context.model, self.context.variants
+        old, adapters = self.context.model, self.context.adapters
         with jax.set_mesh(self.context.mesh):
             arrays = ModelArrays(model, old.hidden_states, has_head=self.stage.is_last)
             old.check_alike(arrays)
-            if variants is not None:
-                variants.rebase(arrays)
+            if adapters is not None:
+                adapters.rebase(arrays)
         self.state.context = dataclasses.replace(self.context, model=arrays)
 
     def sleep(self, level: int) -> None:
@@ -147,9 +147,9 @@ class DeviceExecutor:
         self.state.forget_hidden()
         self.context.model.sleep(level)
 
-    def set_variants(self, variants: Variants) -> None:
-        """Gives the model variants, before the first program that needs them is compiled."""
-        self.state.context = dataclasses.replace(self.context, variants=variants)
+    def set_adapters(self, adapters: Adapters) -> None:
+        """Gives the model adapters, before the first program that needs them is compiled."""
+        self.state.context = dataclasses.replace(self.context, adapters=adapters)
 
     @property
     def num_stages(self) -> int:

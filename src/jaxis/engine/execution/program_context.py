@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxis.engine.execution.adapters import Adapters
 from jaxis.engine.execution.kv_cache import CacheStruct
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.execution.rank_programs import RankPrograms
 from jaxis.engine.execution.step_inputs import StepInputs, StepShape
-from jaxis.engine.execution.variants import Variants
 from jaxis.kernels.platform import target_platform
 from jaxis.parallel.mesh import MODEL_AXIS, automatic_axes
 from jaxis.parallel.stages import WHOLE, Stage
@@ -36,7 +36,7 @@ class ProgramContext:
       max_num_seqs: Most sequences in a step (max R).
       vocab_size: V.
       stage: Which part of the model this is.
-      variants: Of the model; None: there are none.
+      adapters: Of the model; None: there are none.
     """
 
     model: ModelArrays
@@ -47,31 +47,31 @@ class ProgramContext:
     vocab_size: int
     num_draft_caches: int = 0
     stage: Stage = WHOLE
-    variants: Variants | None = None
+    adapters: Adapters | None = None
 
     def arrays_of(self, shape: StepShape) -> list[jax.Array]:
         """The arrays that the model's program of a step of this shape takes."""
-        return self.model.arrays if not shape.has_variants or self.variants is None else self.variants.arrays
+        return self.model.arrays if not shape.has_adapters or self.adapters is None else self.adapters.arrays
 
     def merge(self, arrays: list[jax.Array], shape: StepShape, step: StepInputs) -> GenerativeModel:
         """The model of a step, inside its program, rebuilt from `arrays_of`."""
-        if shape.variant_parts is None or step.places is None or self.variants is None:
+        if shape.adapter_parts is None or step.places is None or self.adapters is None:
             return self.model.merge(arrays)
-        return self.variants.merge(arrays, step.places, shape.variant_parts)
+        return self.adapters.merge(arrays, step.places, shape.adapter_parts)
 
-    def head_arrays_of(self, variant_parts: frozenset[str] | None) -> list[jax.Array]:
-        """The arrays that a program of logits takes; of variants that change the head, if there are parts."""
-        if variant_parts is None or self.variants is None:
+    def head_arrays_of(self, adapter_parts: frozenset[str] | None) -> list[jax.Array]:
+        """The arrays that a program of logits takes; of adapters that change the head, if there are parts."""
+        if adapter_parts is None or self.adapters is None:
             return self.model.head_arrays
-        return self.variants.head_arrays
+        return self.adapters.head_arrays
 
     def merge_head(
-        self, head_arrays: list[jax.Array], variant_parts: frozenset[str] | None, places: Sequence[jax.Array]
+        self, head_arrays: list[jax.Array], adapter_parts: frozenset[str] | None, places: Sequence[jax.Array]
     ) -> GenerativeModel:
         """Inside a program: the model rebuilt from `head_arrays_of`, with one array of its rows' places, if any."""
-        if variant_parts is None or self.variants is None:
+        if adapter_parts is None or self.adapters is None:
             return self.model.merge_head(head_arrays)
-        return self.variants.merge_head(head_arrays, places[0], variant_parts)
+        return self.adapters.merge_head(head_arrays, places[0], adapter_parts)
 
     @functools.cached_property
     def ranks(self) -> RankPrograms:

@@ -1,7 +1,7 @@
 """The host half of a step: packs a scheduled batch, chooses the programs, has them called, returns the tokens.
 
 A step is two programs, the model over T tokens and the sampler over S rows (one a sequence and one a draft), so that
-the few sampler variants do not multiply with the many token counts. Only the greedy decode of a single sequence, whose
+the few sampler adapters do not multiply with the many token counts. Only the greedy decode of a single sequence, whose
 fixed costs show most, is one program. Dispatch returns at once; the sampled tokens stay on the device for the next
 step, and are copied to the host when asked for.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxis.engine.execution.adapters import HEAD
 from jaxis.engine.execution.compiled_features import CompiledFeatures
 from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep, SamplingStates, StepExperts
 from jaxis.engine.execution.input_encoder import InputEncoder
@@ -30,7 +31,6 @@ from jaxis.engine.execution.step_programs import (
     SampleKey,
     WholeKey,
 )
-from jaxis.engine.execution.variants import HEAD
 from jaxis.engine.kv_connector import KVConnector
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
@@ -75,7 +75,7 @@ class Runner:
       bytes_per_state_slot: Bytes of a slot in all layers.
       max_model_len: The configured one, shortened if the cache cannot hold a sequence that long.
       vocab_size: V.
-      variants: Of the model; None: there are none.
+      adapters: Of the model; None: there are none.
       inputs: Encodes what prompts have besides tokens; None: they have tokens only.
       newest: The step that was dispatched last, while the devices have its hidden states; None if they do not.
       inflight_rows: For each sequence that the newest step samples from, which of the sampled tokens is its own.
@@ -104,7 +104,7 @@ class Runner:
         last = executor.stages[-1]
         plan, self.num_ranks = executor.plan, last.context.ranks.num_ranks
         self.num_stages, self._is_native = executor.num_stages, last.is_native
-        self.variants, self.inputs = last.context.variants, inputs
+        self.adapters, self.inputs = last.context.adapters, inputs
         self._embedding_size = 0 if inputs is None else inputs.embedding_size
         self.num_blocks, self.max_model_len = plan.num_blocks, plan.max_model_len
         self.kv_bytes_per_block = plan.bytes_per_block
@@ -118,7 +118,7 @@ class Runner:
         )
         self._weights = b""
         self._ranks: list[Scheduler] = []
-        self._step_logits = StepLogits(programs, self.vocab_size, self.variants)
+        self._step_logits = StepLogits(programs, self.vocab_size, self.adapters)
         self._forget_last_step()
         self._ended_sampling = SequenceSampling(
             SamplingParams(temperature=0.0),
@@ -154,20 +154,20 @@ class Runner:
         """When a step last waited for a program, if one did."""
         return self.programs.last_wait
 
-    def precompile(self, num_tokens: int, *, greedy: bool, variant_parts: frozenset[str] | None = None) -> None:
+    def precompile(self, num_tokens: int, *, greedy: bool, adapter_parts: frozenset[str] | None = None) -> None:
         """Starts compiling, in the background, the programs for a step of this many tokens.
 
         Args:
           num_tokens: One for each sequence.
           greedy: Whether all sequences take the most likely tokens, with nothing else asked for.
-          variant_parts: See `StepShape`.
+          adapter_parts: See `StepShape`.
         """
-        shape = self.step_shape(num_tokens, variant_parts=variant_parts)
-        if greedy and variant_parts is None and self._can_be_one_program(num_tokens):
+        shape = self.step_shape(num_tokens, adapter_parts=adapter_parts)
+        if greedy and adapter_parts is None and self._can_be_one_program(num_tokens):
             self.programs.precompile(GreedyStepKey(shape))
             return
         self.programs.precompile(ForwardKey(shape))
-        self.programs.precompile(SampleKey(shape.num_rows, SamplerFeatures(), parts_of_head(variant_parts)))
+        self.programs.precompile(SampleKey(shape.num_rows, SamplerFeatures(), parts_of_head(adapter_parts)))
 
     def padded(self, num_rows: int) -> int:
         """What this many rows are padded to, for which there are programs."""
@@ -197,11 +197,11 @@ class Runner:
         self,
         num_tokens: int,
         num_rows: int = 1,
-        variant_parts: frozenset[str] | None = None,
+        adapter_parts: frozenset[str] | None = None,
         inputs: InputFields = NO_INPUTS,
     ) -> StepShape:
         """The smallest compiled shape that holds this many tokens, `num_rows` of them followed by a sampled one."""
-        of_layers = None if variant_parts is None else variant_parts - {HEAD}
+        of_layers = None if adapter_parts is None else adapter_parts - {HEAD}
         return self._step_shapes.of(num_tokens, num_rows, of_layers, inputs)
 
     def dispatch(self, output: SchedulerOutput, sampling: SamplingStates) -> DispatchedStep:
@@ -217,7 +217,7 @@ class Runner:
     def _is_plain(self, output: SchedulerOutput) -> bool:
         """Whether nothing but tokens goes into the step, and nothing but the next ones comes out."""
         has_inputs = InputFields.of(output, self._embedding_size) != NO_INPUTS
-        return self.on_step_logits is None and self._variant_parts(output) is None and not has_inputs
+        return self.on_step_logits is None and self._adapter_parts(output) is None and not has_inputs
 
     def _can_be_one_program(self, num_tokens: int) -> bool:
         # The whole model is one program where it is on the same devices.
@@ -241,14 +241,14 @@ class Runner:
           RuntimeError: The previous step samples tokens that this one may need, and its sampler was not dispatched.
         """
         self._check_is_sampled()
-        parts = self._variant_parts(output)
+        parts = self._adapter_parts(output)
         inputs = InputFields.of(output, self._embedding_size)
         shape = self.step_shape(output.num_tokens, output.num_rows, parts, inputs)
         if output.num_decodes < len(output.scheduled) and not output.has_drafts:
             # The next step decodes the same number of sequences; with several stages, their share.
             is_greedy = all(entry.sequence.sampling_params.greedy for entry in output.scheduled)
             num_sequences = max(len(rank.scheduled) for rank in output.ranks)
-            self.precompile(-(-num_sequences // self.num_stages), greedy=is_greedy, variant_parts=parts)
+            self.precompile(-(-num_sequences // self.num_stages), greedy=is_greedy, adapter_parts=parts)
         wants_experts = any(map(_wants_experts, output.scheduled))
         packed, expert_ids = self._forward(output, shape, returns_experts=wants_experts)
         self.newest = NewestStep(output, shape, packed)
@@ -256,7 +256,7 @@ class Runner:
             self._unsampled = output
         if self.on_step_logits is not None:
             rows = token_rows(output, shape.num_tokens)
-            places = places_of_rows(self.variants, [(entry, entry.num_tokens) for entry in output.scheduled], len(rows))
+            places = places_of_rows(self.adapters, [(entry, entry.num_tokens) for entry in output.scheduled], len(rows))
             self.on_step_logits(output, self._step_logits.of_rows(shape.num_tokens, rows, parts_of_head(parts), places))
         prompt_logprobs = []
         if any(map(_has_prompt_logprobs, output.scheduled)):
@@ -322,7 +322,7 @@ class Runner:
                 max_model_len=self.max_model_len,
                 num_stages=self.num_stages,
                 shares=shares,
-                places=self.variants,
+                places=self.adapters,
                 is_ready=self.input_is_ready,
             )
             for connector in self.connector.block_connectors(self.num_ranks)
@@ -381,16 +381,16 @@ class Runner:
         self.connector.step_dispatched(output)
         return packed, returned
 
-    def _variant_parts(self, output: SchedulerOutput) -> frozenset[str] | None:
+    def _adapter_parts(self, output: SchedulerOutput) -> frozenset[str] | None:
         """See `StepShape`."""
-        variants = {entry.sequence.variant for entry in output.scheduled if entry.sequence.variant}
-        if not variants or self.variants is None:
+        adapters = {entry.sequence.adapter for entry in output.scheduled if entry.sequence.adapter}
+        if not adapters or self.adapters is None:
             return None
-        return frozenset().union(*map(self.variants.parts_of, variants))
+        return frozenset().union(*map(self.adapters.parts_of, adapters))
 
     def _pack(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
         """The step of all data ranks, one after the other."""
-        place_of = None if self.variants is None else self.variants.place_of
+        place_of = None if self.adapters is None else self.adapters.place_of
         return _joined(
             [pack_step(rank, shape, self.inflight_rows, place_of, self._embeddings) for rank in output.ranks]
         )
@@ -447,11 +447,11 @@ class Runner:
     def _run_sampler(
         self, output: SchedulerOutput, num_rows: int, features: SamplerFeatures, parameters: np.ndarray | None
     ) -> SamplerOutput:
-        parts = parts_of_head(self._variant_parts(output))
+        parts = parts_of_head(self._adapter_parts(output))
         places = []
         if parts is not None:
             places = [
-                places_of_rows(self.variants, [(entry, entry.num_rows) for entry in rank.scheduled], num_rows)
+                places_of_rows(self.adapters, [(entry, entry.num_rows) for entry in rank.scheduled], num_rows)
                 for rank in output.ranks
             ]
             places = [_joined(places)]

@@ -101,14 +101,14 @@ class StepShapes:
         self,
         num_tokens: int,
         num_rows: int = 1,
-        variant_parts: frozenset[str] | None = None,
+        adapter_parts: frozenset[str] | None = None,
         inputs: InputFields = NO_INPUTS,
     ) -> StepShape:
         """The smallest shape that holds this many tokens, of which `num_rows` are followed by a sampled one."""
         padded = max(min(self.padded(num_tokens), self._max_num_tokens), num_tokens)
         num_seqs = min(padded, self._max_num_seqs)
         samples_drafts = num_rows > num_seqs
-        key = padded, samples_drafts, variant_parts, inputs
+        key = padded, samples_drafts, adapter_parts, inputs
         if key not in self._shapes:
             sizes = padded, num_seqs, self._max_blocks, self._block_size
             self._shapes[key] = StepShape(*sizes, self._spans, self._has_states, *key[1:])
@@ -143,8 +143,8 @@ class StepShape:
       has_states: Whether there are layers with a recurrent state.
       samples_drafts: Whether a token may be sampled after every row, as for entries with drafts, not just one for each
         sequence.
-      variant_parts: The parts of the model that the variants of sequences change in ways of their own, see
-        `Variants.parts_of`; None: no sequence has a variant.
+      adapter_parts: The parts of the model that the adapters of sequences change in ways of their own, see
+        `Adapters.parts_of`; None: no sequence has an adapter.
       inputs: What the inputs of prompts add.
     """
 
@@ -155,13 +155,13 @@ class StepShape:
     spans: tuple[AttentionSpan, ...]
     has_states: bool = False
     samples_drafts: bool = False
-    variant_parts: frozenset[str] | None = None
+    adapter_parts: frozenset[str] | None = None
     inputs: InputFields = NO_INPUTS
 
     @property
-    def has_variants(self) -> bool:
-        """Whether sequences have a variant of the model."""
-        return self.variant_parts is not None
+    def has_adapters(self) -> bool:
+        """Whether sequences have an adapter."""
+        return self.adapter_parts is not None
 
     @property
     def num_rows(self) -> int:
@@ -189,7 +189,7 @@ class StepShape:
             sizes[f"first_blocks_{i}"] = self.num_seqs
         if self.has_states:
             sizes |= dict.fromkeys(STATE_FIELDS.values(), self.num_seqs)
-        if self.has_variants:
+        if self.has_adapters:
             sizes["places"] = self.num_seqs
         if size := self.inputs.embedding_size:
             sizes |= {"is_embedded": self.num_tokens, "embeddings": self.num_tokens * size}
@@ -215,7 +215,7 @@ class StepInputs:
       attention_metadata: For the model.
       logits_rows: i32 [S], the rows of the flat batch whose hidden states are sampled from: each sequence's last one,
         and where it has drafts, the one before each of them.
-      places: i32 [T], the place of each token's variant of the model; None: there are no variants.
+      places: i32 [T], the place of each token's adapter; None: there are no adapters.
       is_embedded: bool [T], which tokens have embeddings of their own; None: none.
       embeddings: float32 [T, E], theirs; [T, E * (1 + n)] if the first n layers get additions.
     """
@@ -256,7 +256,7 @@ def pack_step(
       shape: At least as large.
       inflight_rows: For each sequence whose input token the host does not know yet, the row of the previous step that
         sampled it.
-      place_of: The place of a variant, where the shape has variants.
+      place_of: The place of an adapter, where the shape has adapters.
       embeddings_of: The embeddings of an input, float32 [rows, E], where the shape has inputs.
     """
     # Lists, not arrays: a step is packed while the devices run the one before, with caches full of weights, and every
@@ -292,9 +292,9 @@ def pack_step(
         for i, field in enumerate(STATE_FIELDS.values()):
             slots = [entry.state[i] for entry in output.scheduled if entry.state is not None]
             packed[shape.fields[field]] = slots + [NO_SLOT] * (shape.num_seqs - num_seqs)
-    if shape.has_variants and place_of is not None:
+    if shape.has_adapters and place_of is not None:
         begin = shape.fields["places"].start
-        packed[begin : begin + num_seqs] = [place_of(entry.sequence.variant) for entry in output.scheduled]
+        packed[begin : begin + num_seqs] = [place_of(entry.sequence.adapter) for entry in output.scheduled]
     if shape.inputs != NO_INPUTS and embeddings_of is not None:
         _pack_inputs(output, shape, embeddings_of, packed)
     return packed
@@ -421,7 +421,7 @@ def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> 
             rope_positions=fields["rope_positions"].reshape(3, -1) if shape.inputs.has_rope_positions else None,
         ),
         logits_rows=fields["logits_rows"],
-        places=_places_of_tokens(fields, shape) if shape.has_variants else None,
+        places=_places_of_tokens(fields, shape) if shape.has_adapters else None,
         **_embeddings_of_tokens(fields, shape),
     )
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from jaxis.engine.execution.adapters import HEAD, Adapters
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.sampling_batch import SamplingPacker, scoring_batch
 from jaxis.engine.execution.step_programs import LOGITS_CHUNK_ROWS, LogitsKey
 from jaxis.engine.execution.token_logprobs import TokenLogprobs, joined_logprobs
-from jaxis.engine.execution.variants import HEAD, Variants
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.sampling_params import RAW_LOGPROBS
 
@@ -24,28 +24,28 @@ class StepLogits:
     Args:
       programs: Of the model.
       vocab_size: V.
-      variants: Of the model; None: there are none.
+      adapters: Of the model; None: there are none.
     """
 
-    def __init__(self, programs: Programs, vocab_size: int, variants: Variants | None) -> None:
-        self._programs, self._vocab_size, self._variants = programs, vocab_size, variants
+    def __init__(self, programs: Programs, vocab_size: int, adapters: Adapters | None) -> None:
+        self._programs, self._vocab_size, self._adapters = programs, vocab_size, adapters
         self.num_replaced = 0
 
     def of_rows(
         self,
         num_padded: int,
         rows: np.ndarray,
-        variant_parts: frozenset[str] | None = None,
+        adapter_parts: frozenset[str] | None = None,
         places: np.ndarray | None = None,
     ) -> np.ndarray:
         """Logits, float32 [len(rows), V]; the arguments are those of `in_chunks`."""
-        return np.concatenate(list(self.in_chunks(num_padded, rows, variant_parts, places)))
+        return np.concatenate(list(self.in_chunks(num_padded, rows, adapter_parts, places)))
 
     def in_chunks(
         self,
         num_padded: int,
         rows: np.ndarray,
-        variant_parts: frozenset[str] | None = None,
+        adapter_parts: frozenset[str] | None = None,
         places: np.ndarray | None = None,
     ) -> Iterator[np.ndarray]:
         """Logits in parts of up to LOGITS_CHUNK_ROWS rows.
@@ -53,17 +53,17 @@ class StepLogits:
         Args:
           num_padded: Rows of the hidden states.
           rows: Which of them.
-          variant_parts: See `LogitsKey`.
-          places: Of the rows' variants.
+          adapter_parts: See `LogitsKey`.
+          places: Of the rows' adapters.
 
         Raises:
           RuntimeError: The hidden states were replaced before the last part was taken.
         """
-        key, num_replaced = LogitsKey(num_padded, targets=False, variant_parts=variant_parts), self.num_replaced
+        key, num_replaced = LogitsKey(num_padded, targets=False, adapter_parts=adapter_parts), self.num_replaced
         for start in range(0, len(rows), LOGITS_CHUNK_ROWS):
             if self.num_replaced != num_replaced:
                 raise RuntimeError("another step ran before the last of the logits were taken")
-            of_rows = [] if variant_parts is None or places is None else [_chunk(places[start:])]
+            of_rows = [] if adapter_parts is None or places is None else [_chunk(places[start:])]
             logits = self._programs.run(key, _chunk(rows[start:].astype(np.int32)), *of_rows)
             yield np.asarray(logits)[: len(rows) - start]
 
@@ -81,11 +81,11 @@ class StepLogits:
             batch = scoring_batch(entry.sequence.sampling_params, LOGITS_CHUNK_ROWS, self._vocab_size)
             features = batch.features
             parameters = [SamplingPacker(self._vocab_size).pack([batch], LOGITS_CHUNK_ROWS, features)]
-        variant, places = entry.sequence.variant, []
-        parts = None if self._variants is None or not variant else parts_of_head(self._variants.parts_of(variant))
+        adapter, places = entry.sequence.adapter, []
+        parts = None if self._adapters is None or not adapter else parts_of_head(self._adapters.parts_of(adapter))
         if parts is not None:
-            places = [places_of_rows(self._variants, [(entry, LOGITS_CHUNK_ROWS)], LOGITS_CHUNK_ROWS)]
-        key = LogitsKey(num_padded, targets=True, features=features, variant_parts=parts)
+            places = [places_of_rows(self._adapters, [(entry, LOGITS_CHUNK_ROWS)], LOGITS_CHUNK_ROWS)]
+        key = LogitsKey(num_padded, targets=True, features=features, adapter_parts=parts)
         chunks: list[TokenLogprobs[np.ndarray]] = []
         for start in range(0, len(targets), LOGITS_CHUNK_ROWS):
             rows = _chunk(np.arange(first_row + start, first_row + len(targets), dtype=np.int32))
@@ -94,18 +94,18 @@ class StepLogits:
         return joined_logprobs(chunks, len(targets))
 
 
-def parts_of_head(variant_parts: frozenset[str] | None) -> frozenset[str] | None:
-    """The parts that programs of logits are for; None: no variant changes the head."""
-    return variant_parts if variant_parts is not None and HEAD in variant_parts else None
+def parts_of_head(adapter_parts: frozenset[str] | None) -> frozenset[str] | None:
+    """The parts that programs of logits are for; None: no adapter changes the head."""
+    return adapter_parts if adapter_parts is not None and HEAD in adapter_parts else None
 
 
 def places_of_rows(
-    variants: Variants | None, entries: Sequence[tuple[ScheduledSequence, int]], num_rows: int
+    adapters: Adapters | None, entries: Sequence[tuple[ScheduledSequence, int]], num_rows: int
 ) -> np.ndarray:
-    """The places of rows, int32 [num_rows]: of the sequences' variants, so many rows of each; then 0."""
+    """The places of rows, int32 [num_rows]: of the sequences' adapters, so many rows of each; then 0."""
     places = np.zeros(num_rows, np.int32)
-    if variants is not None:
-        of_rows = [place for entry, n in entries for place in [variants.place_of(entry.sequence.variant)] * n]
+    if adapters is not None:
+        of_rows = [place for entry, n in entries for place in [adapters.place_of(entry.sequence.adapter)] * n]
         places[: len(of_rows)] = of_rows
     return places
 

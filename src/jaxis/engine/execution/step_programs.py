@@ -134,13 +134,13 @@ class SampleKey:
     Attributes:
       num_rows: S.
       features: What the sampler does.
-      variant_parts: The parts of the model that sequences' variants change, if these change the head; then there are
+      adapter_parts: The parts of the model that sequences' adapters change, if these change the head; then there are
         the places of the rows, i32 [S]. None: they do not.
     """
 
     num_rows: int
     features: SamplerFeatures
-    variant_parts: frozenset[str] | None = None
+    adapter_parts: frozenset[str] | None = None
 
     runs_on = RunsOn.LAST_STAGE
     description = "the sampler"
@@ -156,15 +156,15 @@ class SampleKey:
         def run(
             head_arrays: list[jax.Array], rows: jax.Array, parameters: jax.Array | None, *places: jax.Array
         ) -> tuple[SamplerOutput, jax.Array]:
-            model = context.merge_head(head_arrays, self.variant_parts, places)
+            model = context.merge_head(head_arrays, self.adapter_parts, places)
             if parameters is None:
                 return _sample_greedily(context, model, rows)
             arrays = SamplingArrays.unpack(parameters, num_rows, features)
             sampled = sample(context.replicate(model.compute_logits(rows)), arrays, features=features)
             return sampled, _last_tokens(context, sampled)
 
-        places = [] if self.variant_parts is None else [ranks.struct((num_rows,), jnp.int32)]
-        head_arrays = context.head_arrays_of(self.variant_parts)
+        places = [] if self.adapter_parts is None else [ranks.struct((num_rows,), jnp.int32)]
+        head_arrays = context.head_arrays_of(self.adapter_parts)
         operands = (head_arrays, context.hidden_struct(num_rows), parameters, *places)
         # The tokens of all ranks are read by the host, which has one device of them, or more.
         shardings = (context.replicated, ranks.sharding)
@@ -179,7 +179,7 @@ class SampleKey:
           program: The compiled program.
           state: Has the hidden states.
           parameters: By `SamplingPacker`; None if every sequence takes its most likely token.
-          places: The rows', int32 [S], if variants change the head; otherwise none.
+          places: The rows', int32 [S], if adapters change the head; otherwise none.
 
         Returns:
           What the sequences sampled, rank by rank.
@@ -187,7 +187,7 @@ class SampleKey:
         context = state.context
         placed = None if parameters is None else context.ranks.place(parameters)
         of_rows = map(context.ranks.place, places)
-        head_arrays = context.head_arrays_of(self.variant_parts)
+        head_arrays = context.head_arrays_of(self.adapter_parts)
         sampled, state.last_tokens = program(head_arrays, state.rows, placed, *of_rows)
         state.rows = None
         if not context.num_draft_caches:
@@ -313,14 +313,14 @@ class LogitsKey:
 
     (head arrays, hidden states [T, E], rows, [targets, [packed sampling arrays]][, places]) -> float32
     [LOGITS_CHUNK_ROWS, V], or TokenLogprobs. Rows count through the hidden states of all data ranks. With `features`,
-    log-probabilities are those that the sampler returns for rows with these parameters. With `variant_parts`, see
+    log-probabilities are those that the sampler returns for rows with these parameters. With `adapter_parts`, see
     `SampleKey`, there are the rows' places.
     """
 
     num_tokens: int
     targets: bool
     features: SamplerFeatures | None = None
-    variant_parts: frozenset[str] | None = None
+    adapter_parts: frozenset[str] | None = None
 
     runs_on = RunsOn.LAST_STAGE
     description = "logits of many rows"
@@ -330,7 +330,7 @@ class LogitsKey:
         ranks = context.ranks
 
         def logits(head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array, *places: jax.Array) -> jax.Array:
-            model = context.merge_head(head_arrays, self.variant_parts, places)
+            model = context.merge_head(head_arrays, self.adapter_parts, places)
             return context.replicate(model.compute_logits(ranks.take(hidden, rows)))
 
         def logprobs(
@@ -354,12 +354,12 @@ class LogitsKey:
 
         rows = context.int32(LOGITS_CHUNK_ROWS)
         operands = (
-            context.head_arrays_of(self.variant_parts),
+            context.head_arrays_of(self.adapter_parts),
             context.hidden_struct(self.num_tokens),
             rows,
             *([rows] if self.targets else []),
             *([] if features is None else [context.int32(SamplingArrays.packed_size(LOGITS_CHUNK_ROWS, features))]),
-            *([] if self.variant_parts is None else [rows]),
+            *([] if self.adapter_parts is None else [rows]),
         )
         function = logits if not self.targets else logprobs if features is None else scores
         run = ranks.over_ranks(function, operands, context.replicated)
@@ -376,9 +376,9 @@ class LogitsKey:
           rows: int32 [LOGITS_CHUNK_ROWS], counted through the hidden states of all data ranks.
           more: int32 [LOGITS_CHUNK_ROWS], if log-probabilities of these tokens are wanted, not logits; and, with
             `features`, the rows' parameters by `SamplingPacker`; and their places, int32 [LOGITS_CHUNK_ROWS], if
-            variants change the head.
+            adapters change the head.
         """
-        return program(state.context.head_arrays_of(self.variant_parts), state.hidden, rows, *more)
+        return program(state.context.head_arrays_of(self.adapter_parts), state.hidden, rows, *more)
 
     @property
     def result_tree(self) -> Any:

@@ -418,7 +418,7 @@ class BlockManager:
         """Digests of the sequence's first `num_blocks` blocks; each is computed once in the sequence's life."""
         digests = sequence.block_digests
         if len(digests) < num_blocks:
-            of_sequence = sequence.cache_salt, sequence.variant
+            of_sequence = sequence.cache_salt, sequence.adapter
             extend_digests(
                 digests,
                 num_blocks,

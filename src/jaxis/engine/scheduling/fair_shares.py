@@ -41,7 +41,7 @@ _WAITED_FOR_SHARE = 4
 """What a step that others wait for computes: this part of the tokens that a step can have."""
 
 
-class StepRoom:
+class StepCapacity:
     """Keeps a step short if a client waits for a token of it, and its other tokens are prompts of other clients.
 
     Such a token comes when the whole step has been computed. A client that decodes beside another one's prompts would

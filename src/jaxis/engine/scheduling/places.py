@@ -1,4 +1,4 @@
-"""What a sequence needs besides blocks to run, asked by the scheduler: a place for its variant of the model."""
+"""What a sequence needs besides blocks to run, asked by the scheduler: a place for its adapter."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class PlaceUse:
-    """Which variants of the model sequences have.
+    """Which adapters sequences have.
 
     Attributes:
-      num_places: Variants that can run at once.
+      num_places: Adapters that can run at once.
       running: Those of sequences that run.
       waiting: Those of sequences that wait.
     """
@@ -22,29 +22,29 @@ class PlaceUse:
 
 
 class Places(Protocol):
-    """Places for variants of the model. Sequences of one variant share a place."""
+    """Places for adapters. Sequences of one adapter share a place."""
 
     def begin(self) -> None:
         """A new scheduler, none of whose sequences run, takes the place of the one before."""
         ...
 
-    def join(self, variant: bytes) -> None:
-        """A sequence of this variant waits to run; it may need a place until it leaves."""
+    def join(self, adapter: bytes) -> None:
+        """A sequence of this adapter waits to run; it may need a place until it leaves."""
         ...
 
-    def leave(self, variant: bytes) -> None:
+    def leave(self, adapter: bytes) -> None:
         """A sequence that joined has ended."""
         ...
 
-    def has_place(self, variant: bytes) -> bool:
-        """Whether a sequence of this variant could `take` a place now; always so for b"", which needs none."""
+    def has_place(self, adapter: bytes) -> bool:
+        """Whether a sequence of this adapter could `take` a place now; always so for b"", which needs none."""
         ...
 
-    def take(self, variant: bytes) -> None:
-        """Gives a sequence that is about to run the place that there is for its variant."""
+    def take(self, adapter: bytes) -> None:
+        """Gives a sequence that is about to run the place that there is for its adapter."""
         ...
 
-    def give_back(self, variant: bytes) -> None:
+    def give_back(self, adapter: bytes) -> None:
         """A sequence that took a place does not run any more."""
         ...
 
@@ -55,18 +55,18 @@ class NoPlaces:
     def begin(self) -> None:
         """See `Places`."""
 
-    def join(self, variant: bytes) -> None:
+    def join(self, adapter: bytes) -> None:
         """See `Places`."""
 
-    def leave(self, variant: bytes) -> None:
+    def leave(self, adapter: bytes) -> None:
         """See `Places`."""
 
-    def has_place(self, variant: bytes) -> bool:
+    def has_place(self, adapter: bytes) -> bool:
         """See `Places`."""
-        return not variant
+        return not adapter
 
-    def take(self, variant: bytes) -> None:
+    def take(self, adapter: bytes) -> None:
         """See `Places`."""
 
-    def give_back(self, variant: bytes) -> None:
+    def give_back(self, adapter: bytes) -> None:
         """See `Places`."""

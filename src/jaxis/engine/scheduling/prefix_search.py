@@ -18,7 +18,7 @@ def extend_digests(
     token_ids: Callable[[int, int], Sequence[int]],
     block_size: int,
     cache_salt: str | None,
-    variant: bytes = b"",
+    adapter: bytes = b"",
     weights: bytes = b"",
     inputs: Sequence[EmbeddedInput] = (),
 ) -> None:
@@ -30,12 +30,12 @@ def extend_digests(
       token_ids: `token_ids(start, stop)` are the sequence's tokens at these positions.
       block_size: B.
       cache_salt: The sequence's.
-      variant: The sequence's.
+      adapter: The sequence's.
       weights: See `BlockManager`.
       inputs: The sequence's.
     """
     for index in range(len(digests), num_blocks):
-        parent = digests[-1] if digests else _root_digest(cache_salt, variant, weights)
+        parent = digests[-1] if digests else _root_digest(cache_salt, adapter, weights)
         start = index * block_size
         tokens = array("q", token_ids(start, start + block_size))
         # Of one length each, after tokens of one length: no two blocks that differ hash the same bytes.
@@ -47,15 +47,15 @@ def extend_digests(
         digests.append(hashlib.sha256(b"".join((parent, tokens.tobytes(), *others))).digest())
 
 
-def _root_digest(cache_salt: str | None, variant: bytes, weights: bytes) -> bytes:
+def _root_digest(cache_salt: str | None, adapter: bytes, weights: bytes) -> bytes:
     """The first block's parent; having no salt differs from every salt, even an empty one."""
     if cache_salt is None:
         root = bytes(hashlib.sha256().digest_size)
     else:
         root = hashlib.sha256(cache_salt.encode("utf-8", "surrogatepass")).digest()
     # No salt's encoding begins with these bytes, and what is hashed of a block has another length.
-    if variant:
-        root = hashlib.sha256(b"\xff" + variant + root).digest()
+    if adapter:
+        root = hashlib.sha256(b"\xff" + adapter + root).digest()
     return hashlib.sha256(b"\xfe" + weights + root).digest() if weights else root
 
 

@@ -25,7 +25,7 @@ from collections.abc import Sequence as AbstractSequence
 from operator import attrgetter
 
 from jaxis.engine.scheduling.block_manager import BlockManager
-from jaxis.engine.scheduling.fair_shares import FairShares, StepRoom
+from jaxis.engine.scheduling.fair_shares import FairShares, StepCapacity
 from jaxis.engine.scheduling.places import NoPlaces, Places
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
@@ -68,7 +68,7 @@ class Scheduler:
             sequences, and each step takes its share of the decodes. No sequence is scheduled while it has a token in
             flight.
           shares: What each client was served, where several schedulers count it together.
-          places: Where running sequences' variants of the model have a place; None: all run the model itself.
+          places: Where running sequences' adapters have a place; None: all run the model itself.
           is_ready: Whether the embeddings of an input are at hand. Where they are not, other sequences go on meanwhile.
         """
         if max_num_seqs < 1 or max_model_len < 1:
@@ -143,7 +143,7 @@ class Scheduler:
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
         self.check(sequence)
         self._unfinished[sequence.seq_id] = sequence
-        self._places.join(sequence.variant)
+        self._places.join(sequence.adapter)
         self._waiting.push(sequence)
 
     def check(self, sequence: Sequence) -> None:
@@ -214,7 +214,7 @@ class Scheduler:
         may_admit = len(self._preempted_ids) == num_preempted_before
         lacks_blocks = False
         budget = self.max_num_batched_tokens - len(decodes)
-        room = StepRoom(self.max_num_batched_tokens, (entry.sequence for entry in decodes))
+        room = StepCapacity(self.max_num_batched_tokens, (entry.sequence for entry in decodes))
         while budget > 0:
             sequence = min(prefilling, key=self._waiting.order, default=None)
             admitted = self._admit_before(sequence, budget, room) if may_admit else None
@@ -385,14 +385,14 @@ class Scheduler:
                 return
 
     def _next_waiting(self) -> Sequence | None:
-        """The sequence to admit next. One whose variant finds no place lets those pass that need none, and no others:
+        """The sequence to admit next. One whose adapter finds no place lets those pass that need none, and no others:
         it would never get one while newer sequences keep taking the places that become free."""
         sequence = self._waiting.head()
-        if sequence is None or self._places.has_place(sequence.variant):
+        if sequence is None or self._places.has_place(sequence.adapter):
             return sequence
-        return self._waiting.head(without_variant=True)
+        return self._waiting.head(without_adapter=True)
 
-    def _admit_before(self, running: Sequence | None, budget: int, room: StepRoom) -> Sequence | None:
+    def _admit_before(self, running: Sequence | None, budget: int, room: StepCapacity) -> Sequence | None:
         """Admits the next waiting sequence, if it is to be served before a running one (None: there is none).
 
         Returns:
@@ -419,7 +419,7 @@ class Scheduler:
         num_tokens = min(sequence.num_tokens, start + budget)
         if not blocks.admit(sequence, prefix, num_tokens, self.max_num_batched_tokens):
             return None
-        self._places.take(sequence.variant)
+        self._places.take(sequence.adapter)
         self._waiting.pop(sequence)
         bisect.insort(self._running, sequence, key=attrgetter("service_order"))
         sequence.status = SequenceStatus.RUNNING
@@ -429,7 +429,7 @@ class Scheduler:
         return any(sequence.num_inflight_tokens for sequence in self._unfinished.values())
 
     def _schedule_tokens(
-        self, sequence: Sequence, stop: int, scheduled: list[ScheduledSequence], room: StepRoom
+        self, sequence: Sequence, stop: int, scheduled: list[ScheduledSequence], room: StepCapacity
     ) -> int:
         """Schedules the sequence's tokens up to `stop`; returns how many these are."""
         start = sequence.num_computed_tokens
@@ -470,7 +470,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.block_manager.free(sequence)
-        self._places.give_back(sequence.variant)
+        self._places.give_back(sequence.adapter)
         sequence.status = SequenceStatus.PREEMPTED
         sequence.num_preemptions += 1
         self._preempted_ids.append(sequence.seq_id)
@@ -479,12 +479,12 @@ class Scheduler:
     def _finish(self, sequence: Sequence, status: SequenceStatus, stop_reason: int | str | None) -> None:
         if sequence.status is SequenceStatus.RUNNING:
             self._running.remove(sequence)
-            self._places.give_back(sequence.variant)
+            self._places.give_back(sequence.adapter)
         sequence.status = status
         sequence.stop_reason = stop_reason
         self.block_manager.free(sequence)
         del self._unfinished[sequence.seq_id]
-        self._places.leave(sequence.variant)
+        self._places.leave(sequence.adapter)
 
 
 def _is_decode(sequence: Sequence) -> bool:

@@ -118,7 +118,7 @@ class Sequence:
       priority: The lower value is served first.
       client: Whose it is; clients share the tokens of steps equally. None is a client like any other.
       cache_salt: Only sequences with the same salt share prefix-cache blocks.
-      variant: Digest of what changes the model for it; b"": nothing. Its keys and values depend on it.
+      adapter: Digest of what changes the model for it; b"": nothing. Its keys and values depend on it.
       inputs: The parts of its prompt whose embeddings are not those of the tokens; keys and values depend on them.
       prediction_token_ids: What the output is expected to contain; only guesses at its next tokens look there.
       output_token_ids: Sampled tokens whose value the host knows.
@@ -152,7 +152,7 @@ class Sequence:
     priority: int = 0
     client: str | None = None
     cache_salt: str | None = None
-    variant: bytes = b""
+    adapter: bytes = b""
     inputs: tuple[EmbeddedInput, ...] = ()
     prediction_token_ids: list[int] = field(default_factory=list)
     output_token_ids: list[int] = field(default_factory=list)

@@ -19,7 +19,7 @@ class WaitingQueue:
 
     def __init__(self, shares: FairShares) -> None:
         self._shares = shares
-        # One heap a client, and another for those with variants of the model. The turns of clients change with every
+        # One heap a client, and another for those with adapters. The turns of clients change with every
         # step, the order within a heap never.
         self._heaps: dict[tuple[str | None, bool], list[tuple[tuple[int, int], int, Sequence]]] = {}
         self._num_pushes = 0
@@ -31,13 +31,13 @@ class WaitingQueue:
         heap = self._heaps.setdefault(_key(sequence), [])
         heapq.heappush(heap, (sequence.service_order, self._num_pushes, sequence))
 
-    def head(self, *, without_variant: bool = False) -> Sequence | None:
+    def head(self, *, without_adapter: bool = False) -> Sequence | None:
         """The next unfinished sequence, left in the queue; None if there is none.
 
         Args:
-          without_variant: Of those that run the model itself.
+          without_adapter: Of those that run the model itself.
         """
-        keys = [key for key in self._heaps if not (without_variant and key[1])]
+        keys = [key for key in self._heaps if not (without_adapter and key[1])]
         heads = [sequence for key in keys if (sequence := self._head_of(key)) is not None]
         return min(heads, key=self.order, default=None)
 
@@ -61,4 +61,4 @@ class WaitingQueue:
 
 
 def _key(sequence: Sequence) -> tuple[str | None, bool]:
-    return sequence.client, bool(sequence.variant)
+    return sequence.client, bool(sequence.adapter)

@@ -53,9 +53,9 @@ class ModelRunner:
     def __init__(self, runner: Runner, vllm_config: VllmConfig) -> None:
         self.runner = runner
         self.adapters: AdapterTable | None = None
-        if runner.variants is not None and (lora := vllm_config.lora_config) is not None:
+        if runner.adapters is not None and (lora := vllm_config.lora_config) is not None:
             self.adapters = AdapterTable(
-                runner.variants,
+                runner.adapters,
                 lora.max_cpu_loras or lora.max_loras,
                 has_prefix_cache=bool(vllm_config.cache_config.enable_prefix_caching),
             )

@@ -14,16 +14,16 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 from jaxis.config import VllmConfig as EngineConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.engine_config import make_vllm_config
 from jaxis.engine.execution.cache_memory import cache_memory
 from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.engine.execution.kv_cache import on_devices, unit_bytes
 from jaxis.engine.execution.programs import Programs
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.execution.state_cache import num_state_slots
+from jaxis.engine.extra_memory_setup import cache_bytes_beside, extra_memory
 from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.opened_model import open_model
-from jaxis.engine.room_setup import cache_bytes_beside, device_room
-from jaxis.engine.settings import make_vllm_config
 from jaxis.errors import ConfigError, EngineError
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.progress import ProgressDisplay
@@ -53,7 +53,7 @@ class JaxisWorker(WorkerBase):
         self._progress = ProgressDisplay(enabled=False)
         self._opened = open_model(self._args)
         self._meshes = self._opened.make_meshes(self._args)
-        self._room, notes = device_room(
+        self._room, notes = extra_memory(
             self._args, self._opened, read_tokenizer(self._opened.path), self._make_engine_config
         )
         for note in notes:

@@ -9,8 +9,8 @@ from flax import nnx
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
 from jaxis.pooling.classifier_settings import num_labels
+from jaxis.pooling.pooling_config import Mode
 from jaxis.pooling.score_head import ScoreHead
-from jaxis.pooling.settings import Mode
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

@@ -26,8 +26,8 @@ from jaxis.layers.scope import LayerScope, never_quantized
 from jaxis.models.common.decoder import Caches, DecoderModel, DecoderOptions
 from jaxis.models.common.interfaces import LoadableWithIterator
 from jaxis.pooling.classifier_settings import num_labels
+from jaxis.pooling.pooling_config import Mode
 from jaxis.pooling.score_head import ScoreHead
-from jaxis.pooling.settings import Mode
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

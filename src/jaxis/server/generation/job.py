@@ -50,8 +50,8 @@ class GenerationJob:
     def tokenize(self) -> list[TokenizedPrompt]:
         """The prompts; see `JobPrompts.tokenize`."""
         prompts = self.prompts.tokenize(self.model.tokenizer, self.model.images)
-        if self.model.variant:
-            prompts = [dataclasses.replace(prompt, variant=self.model.variant) for prompt in prompts]
+        if self.model.adapter:
+            prompts = [dataclasses.replace(prompt, adapter=self.model.adapter) for prompt in prompts]
         return prompts
 
     @property

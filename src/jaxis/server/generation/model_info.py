@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from jaxis.engine.frontend.engine_client import EngineInfo
+from jaxis.engine.client.engine_client import EngineInfo
 from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.tokenizer import Tokenizer
 

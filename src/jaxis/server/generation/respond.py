@@ -12,7 +12,7 @@ from typing import Protocol
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from jaxis.engine.frontend.output_stream import merge_outputs
+from jaxis.engine.client.output_stream import merge_outputs
 from jaxis.engine.grammar.matcher import Grammar
 from jaxis.errors import ContextLengthError, DeadlineExceededError, OverloadedError, RequestError
 from jaxis.outputs import RequestOutput

@@ -241,7 +241,7 @@ def _digests(
     job: GenerationJob, messages: Sequence[Mapping[str, Any]], owner: str | None
 ) -> Iterator[tuple[bytes, Mapping[str, Any]]]:
     """Each message, with a digest of the conversation up to it as the client sees it."""
-    scope = [owner, job.model.name, job.model.fingerprint, job.model.variant.hex(), job.prompts.cache_salt]
+    scope = [owner, job.model.name, job.model.fingerprint, job.model.adapter.hex(), job.prompts.cache_salt]
     digest = _digest(json.dumps(scope))
     for message in messages:
         seen = json.dumps(_as_seen(message), sort_keys=True, default=str, ensure_ascii=False)

@@ -18,7 +18,7 @@ from jaxis.vision.access import ImageAccess
 from jaxis.vision.prompt_images import PromptImages
 
 if TYPE_CHECKING:
-    from jaxis.engine.frontend.engine_client import ModelVariant
+    from jaxis.engine.client.engine_client import NamedAdapter
     from jaxis.engine.grammar.compiler import GrammarCompiler
 
 
@@ -32,27 +32,27 @@ class ModelNames:
     Attributes:
       names: Whole names; answers carry the first.
       aliases: Patterns of more such names, as `fnmatch` has them.
-      variants: Name -> variant of the model, as they are at the moment.
+      adapters: Name -> adapter, as they are at the moment.
     """
 
     names: tuple[str, ...]
     aliases: tuple[str, ...] = ()
-    variants: Mapping[str, ModelVariant] = field(default_factory=dict, compare=False)
+    adapters: Mapping[str, NamedAdapter] = field(default_factory=dict, compare=False)
 
     def has(self, name: str) -> bool:
         """Whether a name asks for the model."""
-        return self.is_named(name) or self.variant(name) is not None or self._is_alias(name)
+        return self.is_named(name) or self.adapter(name) is not None or self._is_alias(name)
 
     @property
     def listed(self) -> tuple[str, ...]:
         """What lists of models show."""
-        return (*self.names, *self.variants)
+        return (*self.names, *self.adapters)
 
-    def variant(self, name: str) -> ModelVariant | None:
-        """The variant of the model that a name asks for; None: the model itself, or nothing."""
-        if not self.variants or self.is_named(name):
+    def adapter(self, name: str) -> NamedAdapter | None:
+        """The adapter that a name asks for; None: the model itself, or nothing."""
+        if not self.adapters or self.is_named(name):
             return None
-        return self.variants.get(name) or self.variants.get(untagged(name))
+        return self.adapters.get(name) or self.adapters.get(untagged(name))
 
     def is_named(self, name: str) -> bool:
         """The same without aliases."""
@@ -89,8 +89,8 @@ class ServedModel:
       reasoning_budget: Most tokens that any answer may think; None is no limit.
       effort_budgets: How many tokens it may think at a reasoning effort, where its chat template reads none.
       fingerprint: The engine's, which answers carry; None if there is none.
-      variants: Name -> variant of the model, as they are at the moment.
-      variant: Digest of the one that the name asks for; b"": the model itself.
+      adapters: Name -> adapter, as they are at the moment.
+      adapter: Digest of the one that the name asks for; b"": the model itself.
       end_token_ids: Tokens that end its answers, besides those that end the model's.
     """
 
@@ -104,8 +104,8 @@ class ServedModel:
     reasoning_budget: int | None = None
     effort_budgets: Mapping[str, int] = field(default_factory=dict)
     fingerprint: str | None = None
-    variants: Mapping[str, ModelVariant] = field(default_factory=dict)
-    variant: bytes = b""
+    adapters: Mapping[str, NamedAdapter] = field(default_factory=dict)
+    adapter: bytes = b""
     end_token_ids: frozenset[int] = frozenset()
     images: PromptImages | None = None
     image_access: ImageAccess = field(default_factory=ImageAccess)
@@ -124,11 +124,11 @@ class ServedModel:
         self.check_name(name)
         if not name or name == self.name:
             return self
-        found = self._names.variant(name)
+        found = self._names.adapter(name)
         if found is None:
             return dataclasses.replace(self, names=(name,))
         fingerprint = self.fingerprint and f"{self.fingerprint}_{found.digest.hex()[:_DIGEST_CHARACTERS]}"
-        model = dataclasses.replace(self, names=(name,), variant=found.digest, fingerprint=fingerprint)
+        model = dataclasses.replace(self, names=(name,), adapter=found.digest, fingerprint=fingerprint)
         if self.tokenizer is None or found.chat_template is None:
             return model
         tokenizer, ends = _with_template(self.tokenizer, found.chat_template)
@@ -140,12 +140,12 @@ class ServedModel:
 
     @property
     def _names(self) -> ModelNames:
-        return ModelNames(self.names, self.aliases, self.variants)
+        return ModelNames(self.names, self.aliases, self.adapters)
 
 
 @functools.lru_cache(maxsize=64)
 def _with_template(tokenizer: Tokenizer, source: str) -> tuple[Tokenizer, frozenset[int]]:
-    """A tokenizer with a variant's chat template, and what ends answers in that."""
+    """A tokenizer with an adapter's chat template, and what ends answers in that."""
     changed = with_template(tokenizer, source)
     return changed, answer_end_token_ids(changed)
 

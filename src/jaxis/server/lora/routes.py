@@ -83,6 +83,6 @@ async def unload(body: UnloadRequest, parts: Parts) -> PlainTextResponse:
 
 def _adapters(parts: Parts) -> ServedAdapters:
     contexts = [entry.context for entry in parts.models.entries()]
-    if len(contexts) == 1 and contexts[0] is not None and isinstance(contexts[0].model.variants, ServedAdapters):
-        return contexts[0].model.variants
+    if len(contexts) == 1 and contexts[0] is not None and isinstance(contexts[0].model.adapters, ServedAdapters):
+        return contexts[0].model.adapters
     raise RequestError("this server has no adapters by request: start it with one model and --enable-lora")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 
-from jaxis.engine.frontend.async_engine import AsyncEngine, AsyncLLMEngine
-from jaxis.engine.frontend.engine_client import ModelVariant
+from jaxis.engine.client.async_engine import AsyncEngine, AsyncLLMEngine
+from jaxis.engine.client.engine_client import NamedAdapter
 from jaxis.engine.scheduling.places import PlaceUse
 from jaxis.errors import CheckpointError, ConfigError, RequestError
 from jaxis.server.config import ServerConfig
@@ -16,7 +16,7 @@ from jaxis.server.http.errors import ModelNotFoundError
 MAX_NAME_CHARACTERS = 256
 
 
-class ServedAdapters(Mapping[str, ModelVariant]):
+class ServedAdapters(Mapping[str, NamedAdapter]):
     """Name -> adapter, as requests see them; changed in the event loop only.
 
     Args:
@@ -26,25 +26,25 @@ class ServedAdapters(Mapping[str, ModelVariant]):
 
     def __init__(self, engine: AsyncLLMEngine, names: ModelNames) -> None:
         self._engine, self._names = engine, names
-        self._found: dict[str, ModelVariant] = {each.name: each for each in engine.info.variants or ()}
+        self._found: dict[str, NamedAdapter] = {each.name: each for each in engine.info.adapters or ()}
         self._changes = asyncio.Lock()
 
     @classmethod
-    def of(cls, engine: AsyncEngine, config: ServerConfig) -> Mapping[str, ModelVariant]:
+    def of(cls, engine: AsyncEngine, config: ServerConfig) -> Mapping[str, NamedAdapter]:
         """Those of an engine; none if it can have none.
 
         Raises:
           ConfigError: One is called like the model.
         """
-        if engine.info.variants is None or not isinstance(engine, AsyncLLMEngine):
+        if engine.info.adapters is None or not isinstance(engine, AsyncLLMEngine):
             return {}
         names = ModelNames(config.served_model_names)
-        for each in engine.info.variants:
+        for each in engine.info.adapters:
             if names.is_named(each.name):
                 raise ConfigError(f"--lora-modules {each.name}={each.source}: the model has this name: choose another")
         return cls(engine, names)
 
-    def __getitem__(self, name: str) -> ModelVariant:
+    def __getitem__(self, name: str) -> NamedAdapter:
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -99,20 +99,20 @@ class ServedAdapters(Mapping[str, ModelVariant]):
             if before is None and self._has_tagged(name):
                 raise RequestError("differs from another adapter's only in the tag :latest", param="lora_name")
             try:
-                loaded = await self._engine.load_variant(source)
+                loaded = await self._engine.load_adapter(source)
             except (CheckpointError, ConfigError) as error:
                 raise RequestError(f": {error}", param="lora_path") from None
-            self._found[name] = ModelVariant(name, source, loaded.variant, loaded.chat_template)
+            self._found[name] = NamedAdapter(name, source, loaded.adapter, loaded.chat_template)
             if before is not None:
                 self._release(before)
 
     def _has_tagged(self, name: str) -> bool:
         return untagged(name) in map(untagged, self._found)
 
-    def _release(self, adapter: ModelVariant) -> None:
+    def _release(self, adapter: NamedAdapter) -> None:
         """Has the engine forget an adapter, unless it has another name."""
         if all(each.digest != adapter.digest for each in self._found.values()):
-            self._engine.unload_variant(adapter.digest)
+            self._engine.unload_adapter(adapter.digest)
 
 
 def _check_name(name: str) -> None:

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from jaxis.engine.client.engine_client import EngineInfo, EngineStats
 from jaxis.engine.drafting.draft_counts import DraftCounts
-from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats
 from jaxis.outputs import RequestOutput
 from jaxis.sampling_params import SamplingParams
 

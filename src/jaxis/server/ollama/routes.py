@@ -172,7 +172,7 @@ def model_entries(entry: ModelEntry) -> list[OllamaModelEntry]:
             model=name,
             modified_at=rfc3339(info.modified),
             size=info.file_bytes,
-            digest=info.digest if (variant := entry.names.variant(name)) is None else variant.digest.hex(),
+            digest=info.digest if (adapter := entry.names.adapter(name)) is None else adapter.digest.hex(),
             details=_details(info),
             capabilities=_capabilities(info),
         )

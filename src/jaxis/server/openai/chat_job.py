@@ -23,7 +23,7 @@ from jaxis.server.openai.chat_schema import (
     VideoUrlPart,
 )
 from jaxis.server.openai.fields import NamedToolChoice, RefusalPart
-from jaxis.server.openai.settings import answer_grammar, check_stream_options, sampling_settings, token_limit
+from jaxis.server.openai.job_parameters import answer_grammar, check_stream_options, sampling_settings, token_limit
 
 
 def chat_job(request: ChatCompletionRequest, model: ServedModel) -> GenerationJob:

@@ -22,9 +22,9 @@ from jaxis.server.http.body import MAX_INT32, NotApplied, TokenId, bounded, is_n
 from jaxis.server.http.sse import DONE, DataEvents, TextEvents, sse_event
 from jaxis.server.openai.chat_schema import Prediction
 from jaxis.server.openai.fields import Answer, GenerationRequest, StructuredFields, Usage
+from jaxis.server.openai.job_parameters import answer_grammar, check_stream_options, sampling_settings, token_limit
 from jaxis.server.openai.logprobs import CompletionLogprobs, LogprobFormatter
 from jaxis.server.openai.not_applied import NOT_FOR_COMPLETIONS
-from jaxis.server.openai.settings import answer_grammar, check_stream_options, sampling_settings, token_limit
 from jaxis.tokenizer import Tokenizer, TokenPlaces
 
 MAX_PROMPTS = 4096

@@ -18,6 +18,7 @@ from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.body import new_id
 from jaxis.server.http.errors import ErrorDialect
 from jaxis.server.openai.fields import JsonObjectFormat
+from jaxis.server.openai.job_parameters import sampling_settings
 from jaxis.server.openai.response_items import (
     CustomToolCallItem,
     FunctionCallItem,
@@ -40,7 +41,6 @@ from jaxis.server.openai.response_tools import (
     hosted_types,
     offered_tools,
 )
-from jaxis.server.openai.settings import sampling_settings
 
 RESPONSE_ERRORS = ErrorDialect(
     prefixes=("/v1/responses",),

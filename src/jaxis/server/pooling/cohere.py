@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from jaxis.errors import RequestError
-from jaxis.pooling.frontend.wire import PoolingInfo
+from jaxis.pooling.client.wire import PoolingInfo
 from jaxis.pooling.inputs import InputReader
 from jaxis.server.http.body import LenientModel, NotApplied, is_none, new_id
 from jaxis.server.pooling.fields import Texts

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from jaxis.pooling.frontend.async_pooling import MAX_TEXTS
-from jaxis.pooling.frontend.wire import PoolingInfo
+from jaxis.pooling.client.async_pooling import MAX_TEXTS
+from jaxis.pooling.client.wire import PoolingInfo
 from jaxis.prompts import Prompt
 from jaxis.server.http.body import NotApplied
 from jaxis.server.pooling.fields import NOT_APPLIED, PoolingRequest, PoolingUsage, Texts, TokenIds

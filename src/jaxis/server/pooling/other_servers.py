@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, Field
 
 from jaxis.errors import RequestError
-from jaxis.pooling.frontend.async_pooling import MAX_TEXTS
+from jaxis.pooling.client.async_pooling import MAX_TEXTS
 from jaxis.server.http.body import LenientModel, NotApplied
 from jaxis.server.ollama.ollama_schema import OllamaOptions
 from jaxis.server.pooling.embeddings import Inputs

@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxis.errors import DeadlineExceededError, OverloadedError, RequestError
 from jaxis.pooling.classifier_settings import ClassifierSettings
-from jaxis.pooling.frontend.async_pooling import AsyncPoolingEngine
-from jaxis.pooling.frontend.wire import PoolingInfo
+from jaxis.pooling.client.async_pooling import AsyncPoolingEngine
+from jaxis.pooling.client.wire import PoolingInfo
 from jaxis.pooling.inputs import InputReader, PoolingInput
 from jaxis.prompts import Prompt
 from jaxis.server.context import ServerContext

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from jaxis.errors import RequestError
-from jaxis.pooling.frontend.async_pooling import MAX_TEXTS
+from jaxis.pooling.client.async_pooling import MAX_TEXTS
 from jaxis.pooling.pairs import check_sides
 from jaxis.server.http.body import LenientModel, is_none, new_id
 from jaxis.server.pooling.fields import PoolingUsage, ScoringRequest, Texts

@@ -227,13 +227,13 @@ async def tokenizer_info(context: Context) -> TokenizerInfo:
 
 
 def _card(name: str, entry: ModelEntry) -> ModelCard:
-    info, facts, variant = entry.info, entry.facts, entry.names.variant(name)
+    info, facts, adapter = entry.info, entry.facts, entry.names.adapter(name)
     card = ModelCard(
         id=name,
         created=int(info.modified.timestamp()),
         created_at=rfc3339(info.modified),
-        root=entry.names.names[0] if variant is None else variant.source,
-        parent=None if variant is None else entry.names.names[0],
+        root=entry.names.names[0] if adapter is None else adapter.source,
+        parent=None if adapter is None else entry.names.names[0],
         display_name=name,
         input_modalities=list(info.input_modalities),
         capabilities=info.capabilities("reasoning"),

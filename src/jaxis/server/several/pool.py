@@ -12,7 +12,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from jaxis.engine.frontend.async_engine import AsyncEngine
+from jaxis.engine.client.async_engine import AsyncEngine
 from jaxis.engine.memory_budget import MemoryBudget
 from jaxis.errors import DeadlineExceededError, EngineError, JaxisError, RequestError, UnavailableError
 from jaxis.host.byte_size import human_bytes
@@ -22,7 +22,7 @@ from jaxis.server.generation.served_model import model_not_found
 from jaxis.server.http.body import StrictJSONRequest
 from jaxis.server.one_model import model_context
 from jaxis.server.several.loader_threads import LoaderThreads
-from jaxis.server.several.settings import ModelSettings, PoolLimits, check_names, parse_duration
+from jaxis.server.several.model_settings import ModelSettings, PoolLimits, check_names, parse_duration
 from jaxis.server.several.slot import ModelSlot, load_error
 from jaxis.server.several.waiting import LoadWait, answer_while_loading, asked_model
 

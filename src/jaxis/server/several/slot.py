@@ -14,7 +14,7 @@ from jaxis.errors import EngineError, JaxisError
 from jaxis.server.context import KnownModel, ModelEntry, ModelState, ServerContext
 from jaxis.server.generation.model_info import ServedModelInfo
 from jaxis.server.observability.metrics import ModelMetrics
-from jaxis.server.several.settings import ModelSettings
+from jaxis.server.several.model_settings import ModelSettings
 
 # How long requests get the error of a load that has failed, before it is tried again.
 RETRY_SECONDS = 10.0

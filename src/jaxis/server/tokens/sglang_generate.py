@@ -23,8 +23,8 @@ from jaxis.server.generation.served_model import ServedModel
 from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, StrictModel, TokenId, bounded, is_none, new_id
 from jaxis.server.http.errors import ErrorDialect
 from jaxis.server.http.sse import DONE, DataEvents, sse_event
+from jaxis.server.openai.job_parameters import bias_by_token
 from jaxis.server.openai.logprobs import finite
-from jaxis.server.openai.settings import bias_by_token
 
 MAX_PROMPTS = 4096
 DEFAULT_MAX_NEW_TOKENS = 128  # SGLang's

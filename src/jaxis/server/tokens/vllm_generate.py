@@ -26,8 +26,8 @@ from jaxis.server.http.body import MAX_INT32, LenientModel, NotApplied, TokenId,
 from jaxis.server.http.errors import ErrorDialect
 from jaxis.server.http.sse import DONE, DataEvents, sse_event
 from jaxis.server.openai.fields import SamplingFields, StreamOptions, StructuredOutputsParams, Usage
+from jaxis.server.openai.job_parameters import sampling_settings, structured_grammar
 from jaxis.server.openai.logprobs import LogprobFormatter, finite
-from jaxis.server.openai.settings import sampling_settings, structured_grammar
 
 _NO_IMAGES = NotApplied(({},), "this model does not support image input: send text")
 

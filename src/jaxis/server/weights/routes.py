@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 
-from jaxis.engine.frontend.async_engine import AsyncLLMEngine
-from jaxis.engine.frontend.engine_change import EngineChange, Pause, PauseMode, Resume, Sleep, UpdateWeights, WakeUp
+from jaxis.engine.client.async_engine import AsyncLLMEngine
+from jaxis.engine.client.engine_change import EngineChange, Pause, PauseMode, Resume, Sleep, UpdateWeights, WakeUp
 from jaxis.errors import CheckpointError, ConfigError, EngineError, RequestError
 from jaxis.server.context import Parts, ServerParts
 from jaxis.server.http.body import LenientModel, NotApplied, StrictJSONRoute

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from jaxis.compilation.targets import Target
 from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.machine import free_host_bytes
-from jaxis.planning.targets import Target
 from jaxis.training.base_model import open_base_model
 from jaxis.training.batches import TrainingBatch
 from jaxis.training.config import GRPO, PLAIN, TrainConfig

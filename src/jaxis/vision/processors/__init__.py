@@ -20,9 +20,9 @@ from jaxis.vision.processors.llava_next import LlavaNextProcessor, LlavaOnevisio
 from jaxis.vision.processors.minicpm_v import MiniCPMVProcessor
 from jaxis.vision.processors.muse_glimmer import MuseGlimmerProcessor
 from jaxis.vision.processors.pixtral import PixtralProcessor
+from jaxis.vision.processors.preprocessor_config import ProcessorSettings
 from jaxis.vision.processors.processor import ImageProcessor
 from jaxis.vision.processors.qwen_vl import PaddleOcrProcessor, PlainRopeProcessor, QwenVLProcessor
-from jaxis.vision.processors.settings import ProcessorSettings
 
 if TYPE_CHECKING:
     from jaxis.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jaxis.vision.processors.internvl import InternVLProcessor
-from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
+from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, ProcessorSettings
 
 if TYPE_CHECKING:
     from jaxis.tokenizer import Tokenizer

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxis.errors import ConfigError
+from jaxis.vision.processors.preprocessor_config import HALF_SCALE, ProcessorSettings
 from jaxis.vision.processors.processor import ImageProcessor, PixelScale
-from jaxis.vision.processors.settings import HALF_SCALE, ProcessorSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, ProcessorSettings
 from jaxis.vision.processors.processor import size_within
 from jaxis.vision.processors.qwen_vl import QwenVLProcessor
-from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
 
 if TYPE_CHECKING:
     from jaxis.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxis.errors import ConfigError
+from jaxis.vision.processors.preprocessor_config import HALF_SCALE, PixelScale, ProcessorSettings
 from jaxis.vision.processors.processor import ImageProcessor
-from jaxis.vision.processors.settings import HALF_SCALE, PixelScale, ProcessorSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image

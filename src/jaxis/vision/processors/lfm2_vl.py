@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxis.vision.processors.preprocessor_config import HALF_SCALE, ProcessorSettings
 from jaxis.vision.processors.processor import ImageProcessor, ViewGroup, size_within, tiles_of
-from jaxis.vision.processors.settings import HALF_SCALE, ProcessorSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxis.errors import ConfigError
+from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, ProcessorSettings
 from jaxis.vision.processors.processor import ImageProcessor, whole_patches
-from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxis.errors import ConfigError
+from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, ProcessorSettings
 from jaxis.vision.processors.processor import (
     ImageProcessor,
     Seconds,
@@ -21,7 +22,6 @@ from jaxis.vision.processors.processor import (
     tiles_of,
     whole_patches,
 )
-from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxis.errors import ConfigError
+from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, ProcessorSettings
 from jaxis.vision.processors.processor import ImageProcessor
-from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image

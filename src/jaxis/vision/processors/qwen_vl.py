@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from jaxis.vision.processors.preprocessor_config import CLIP_SCALE, ProcessorSettings
 from jaxis.vision.processors.processor import ImageProcessor, Seconds, Span, VideoProcessor, ViewGroup, size_within
-from jaxis.vision.processors.settings import CLIP_SCALE, ProcessorSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -1,0 +1,451 @@
+"""Runs an engine in a separate process, so that formatting and sending answers does not slow its steps.
+
+Python runs one thread of a process at a time: next to an event loop with hundreds of streams, an engine's thread would
+wait for the GIL longer than a step takes. If the engine's process ends, the server survives, reports it, and starts
+another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import queue
+import socket
+import subprocess
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from jaxis.engine.client import wire
+from jaxis.engine.client.engine_change import EngineChange, Pause, Resume, UpdateWeights
+from jaxis.engine.client.engine_client import (
+    EngineCallbacks,
+    EngineClient,
+    EngineInfo,
+    EngineOutputs,
+    EngineStats,
+    Submission,
+)
+from jaxis.engine.client.worker_start import take_worker
+from jaxis.engine.grammar.compiler import GrammarCompiler
+from jaxis.engine.memory_budget import MemoryBudget
+from jaxis.errors import EngineError, JaxisError
+from jaxis.host.channel import MessageReader, to_frame
+from jaxis.tokenizer.template_choice import read_tokenizer
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+# One process with an engine in it, and the socket to it.
+
+
+RECEIVE_BYTES = 1 << 16  # a larger buffer is mapped anew by every call
+_EXIT_SECONDS = 1.0  # from the end of the connection to that of the process
+
+
+class EngineChild:
+    """Has a process build an engine and serve it; see `worker_main`.
+
+    Attributes:
+      connection: To the process.
+      reports: Splits what the process sends.
+
+    Args:
+      reports: Decodes what it sends.
+      settings: The line that it reads.
+      waits: Whether it waits for `admit` before it reads its weights.
+    """
+
+    def __init__(self, reports: msgspec.msgpack.Decoder[Any], settings: bytes, *, waits: bool = False) -> None:
+        self._process, self.connection = take_worker()
+        self.reports = MessageReader(reports)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, which `wait_until_ready` reports
+            self._process.stdin.write(settings + b"\n")
+            self._process.stdin.flush()
+            if not waits:
+                self._process.stdin.close()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def wait_until_ready(self, admit: Callable[[int], None] = lambda _: None) -> EngineInfo:
+        """Waits for the engine, which may take minutes.
+
+        Args:
+          admit: Called with the bytes of memory that it will take, before it reads its weights.
+
+        Raises:
+          JaxisError: What building the engine raised.
+          EngineError: The process ended before the engine was built.
+        """
+        while data := self.connection.recv(RECEIVE_BYTES):
+            for report in list(self.reports.feed(data)):  # all of them, so that none comes again later
+                if isinstance(report, wire.EngineFailed):
+                    raise report.error()
+                if isinstance(report, wire.LoadPlanned):
+                    admit(report.num_bytes)
+                    self._go_on()
+                if isinstance(report, wire.EngineReady):
+                    return report.info
+        raise EngineError(f"the engine process ended during start-up: {self.end()}")
+
+    def _go_on(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(b"\n")
+            self._process.stdin.close()
+
+    def end(self) -> str:
+        """Ends the process, which has closed its connection or failed; returns how it ended."""
+        try:
+            code = self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return "it closed its connection"
+        if code == -9:
+            return "signal 9, as the system sends when memory runs out"
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Tells the process to end; returns whether it ended by itself in time."""
+        with contextlib.suppress(OSError):  # it may have ended
+            self.connection.shutdown(socket.SHUT_WR)
+        try:
+            self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return False
+        return True
+
+
+MAX_RESTARTS = 3  # within RESTART_WINDOW_SECONDS
+RESTART_WINDOW_SECONDS = 600.0
+RESTART_DELAY_SECONDS = 2.0  # before the second restart in the window; twice that before the third, ...
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """How the engine's process writes its log; see `jaxis.host.logs.set_up_logs`."""
+
+    as_json: bool
+    level: int
+
+
+class WorkerProcess(ABC):
+    """Starts the process of an engine of any kind, and is a `WorkerClient` of it.
+
+    If the process ends, or its engine fails for good, the requests in it are lost, and another process is started: at
+    most `max_restarts` times within RESTART_WINDOW_SECONDS.
+
+    Attributes:
+      info, tokenizer: The engine's.
+      module: Builds the engine in the process: it has a function `build`, a `BuildWorker`.
+      reports: Decodes what it sends: an `EngineReady`, `EngineFailed`s, `Heartbeat`s and what else its kind has.
+
+    Args:
+      arguments: Those of `EngineArgs`.
+      stall_seconds: How long a step may take; see `EngineThread.is_making_progress`.
+      log: How to write the log; None writes none.
+      max_restarts: How often another process may be started; None is MAX_RESTARTS; 0 where another program does that.
+      shared: The host's memory where other engines share it; None is all that is free.
+      admit: With `shared`: called with the bytes of memory that the engine will take, before it reads its weights; may
+        wait for room, and may raise. An engine that is started again takes what it had.
+      meanwhile: Called while the process builds the engine.
+
+    Raises:
+      JaxisError: What building the engine raised.
+      EngineError: The process ended before the engine was built.
+    """
+
+    module: ClassVar[str]
+    reports: ClassVar[msgspec.msgpack.Decoder[Any]]
+
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        *,
+        stall_seconds: float,
+        log: LogSettings | None = None,
+        max_restarts: int | None = None,
+        shared: MemoryBudget | None = None,
+        admit: Callable[[int], None] = lambda _: None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        settings = {
+            "worker": self.module,
+            "engine": {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in arguments.items()},
+            "stall_seconds": stall_seconds,
+            "log": log and dataclasses.asdict(log),
+            "shared": shared and dataclasses.asdict(shared),
+        }
+        self._waits = shared is not None
+        self._max_restarts = MAX_RESTARTS if max_restarts is None else max_restarts
+        self._settings = json.dumps(settings).encode()
+        self._child = self._start_child()
+        try:
+            meanwhile()
+            self.info = self._child.wait_until_ready(admit)
+            self.tokenizer = read_tokenizer(
+                Path(self.info.model_folder), arguments.get("chat_template"), arguments.get("adapter")
+            )
+        except BaseException:
+            self._child.kill()
+            raise
+        self._unsent = bytearray()
+        self._heartbeat = wire.Heartbeat(True, EngineStats())
+        self._heartbeat_time = time.monotonic()
+        self._is_up = True
+        self._stopping = threading.Event()
+        self._child_lock = threading.Lock()  # no child is started once `_stopping` is set
+        self._restart_times: list[float] = []
+        self._losses: queue.SimpleQueue[tuple[float, float] | None] = queue.SimpleQueue()  # see `_start_again`
+        # Started here, since a thread hands its priority on, and the event loop's may be lowered.
+        threading.Thread(target=self._start_when_lost, name="jaxis-restart", daemon=True).start()
+
+    @abstractmethod
+    def delivery_of(self, report: Any) -> Any:
+        """What is delivered of a report of the outputs of a step."""
+
+    def connect(self, loop: asyncio.AbstractEventLoop, callbacks: EngineCallbacks) -> None:
+        """See `WorkerClient.connect`."""
+        self._loop = loop
+        self._callbacks = callbacks
+        self._listen()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._child.pid
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine at the last heartbeat."""
+        return self._heartbeat.stats
+
+    def abort(self, request_id: str) -> None:
+        """See `WorkerClient.abort`."""
+        self.send(wire.AbortRequest(request_id))
+
+    def send(self, command: msgspec.Struct) -> None:
+        """Sends a command; it is lost if the process is not up, whose requests have failed or will."""
+        if not self._is_up or self._stopping.is_set():
+            return
+        was_empty = not self._unsent
+        self._unsent += to_frame(command)
+        if was_empty:
+            self._send_rest()
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Ends the process; returns whether it exited by itself in time. May be called from another thread."""
+        with self._child_lock:
+            self._stopping.set()
+        self._losses.put(None)
+        return self._child.stop(timeout_seconds)
+
+    def is_making_progress(self, stall_seconds: float) -> bool:
+        """Whether the process is alive, has lately sent a heartbeat, and reports progress; see `EngineThread`."""
+        if not self._is_up or time.monotonic() - self._heartbeat_time > stall_seconds:
+            return False
+        return self._heartbeat.is_making_progress
+
+    def _start_child(self) -> EngineChild:
+        return EngineChild(self.reports, self._settings, waits=self._waits)
+
+    def _listen(self) -> None:
+        self._child.connection.setblocking(False)
+        self._heartbeat = wire.Heartbeat(True, EngineStats())
+        self._heartbeat_time = time.monotonic()
+        self._is_up = True
+        self._loop.add_reader(self._child.connection.fileno(), self._receive)
+
+    def _send_rest(self) -> None:
+        try:
+            num_sent = self._child.connection.send(self._unsent)
+        except BlockingIOError:
+            num_sent = 0
+        except OSError:
+            return  # the process has ended, which the reader reports
+        del self._unsent[:num_sent]
+        if self._unsent:
+            self._loop.add_writer(self._child.connection.fileno(), self._send_rest)
+        else:
+            self._loop.remove_writer(self._child.connection.fileno())
+
+    def _receive(self) -> None:
+        try:
+            data = self._child.connection.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._hang_up()
+            if self._stopping.is_set():
+                self._child.connection.close()
+            else:
+                self._restart(f"its process ended ({self._child.end()})")
+            return
+        for report in self._child.reports.feed(data):
+            if self._is_up:
+                self._take(report)
+
+    def _take(self, report: Any) -> None:
+        if isinstance(report, wire.Heartbeat):
+            self._heartbeat = report
+            self._heartbeat_time = time.monotonic()
+        elif isinstance(report, wire.EngineFailed):
+            self._hang_up()
+            self._child.kill()
+            self._restart(f"it failed ({report.error()})")
+        else:
+            self._callbacks.deliver(self.delivery_of(report))
+
+    def _hang_up(self) -> None:
+        self._is_up = False
+        self._unsent.clear()
+        self._loop.remove_reader(self._child.connection.fileno())
+        self._loop.remove_writer(self._child.connection.fileno())
+
+    def _restart(self, reason: str) -> None:
+        """Reports that the requests are lost, and starts another process, unless this has happened too often."""
+        now = time.monotonic()
+        self._restart_times = [time for time in self._restart_times if now - time < RESTART_WINDOW_SECONDS]
+        number = len(self._restart_times) + 1
+        if number > self._max_restarts:
+            if self._max_restarts:
+                reason = f"{reason}, after {self._max_restarts} restarts"
+            _logger.critical("the engine is lost: %s: giving up", reason)
+            self._callbacks.fail(EngineError(reason))
+            return
+        _logger.error("the engine is lost: %s; starting it again (%d of %d)", reason, number, self._max_restarts)
+        self._restart_times.append(now)
+        self._callbacks.interrupt(EngineError(f"the engine is lost: {reason}"))
+        self._losses.put((now, (number - 1) * RESTART_DELAY_SECONDS))
+
+    def _start_when_lost(self) -> None:
+        """Runs in a thread."""
+        while (loss := self._losses.get()) is not None:
+            self._start_again(*loss)
+
+    def _start_again(self, lost_time: float, delay_seconds: float) -> None:
+        self._stopping.wait(delay_seconds)
+        with self._child_lock:
+            if self._stopping.is_set():
+                return
+            self._child.connection.close()
+            self._child = self._start_child()
+        try:
+            self._child.wait_until_ready()
+        except (JaxisError, OSError) as error:
+            self._child.kill()
+            self._call_in_loop(self._restart, f"it cannot be started again ({error})")
+        else:
+            self._call_in_loop(self._resume, lost_time)
+
+    def _call_in_loop(self, function: Callable[[Any], None], argument: Any) -> None:
+        if not self._stopping.is_set():
+            self._loop.call_soon_threadsafe(function, argument)
+
+    def _resume(self, lost_time: float) -> None:
+        _logger.info("the engine runs again, %.1f s after it was lost", time.monotonic() - lost_time)
+        self._listen()
+        self._callbacks.resume()
+
+
+class EngineProcess(WorkerProcess, EngineClient):
+    """An engine process that generates.
+
+    Attributes:
+      grammar_compiler: Checks grammars here; the engine's process compiles them again for itself.
+
+    Args:
+      arguments, **settings: See `WorkerProcess`.
+    """
+
+    module = "jaxis.engine.client.engine_worker"
+    reports = wire.REPORTS
+
+    def __init__(self, arguments: Mapping[str, Any], **settings: Any) -> None:
+        super().__init__(arguments, **settings)
+        self._adapters: dict[bytes, str] = {}  # where those are kept that were loaded since the start
+        self._loading: dict[int, str] = {}
+        self._kept: dict[type[EngineChange], EngineChange] = {}  # what an engine that is started again is to have
+        self._changing: dict[int, EngineChange] = {}
+        self.grammar_compiler = GrammarCompiler(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids)
+        self.grammar_compiler.prepare()
+
+    def delivery_of(self, report: wire.StepOutputs) -> EngineOutputs:
+        """See `WorkerProcess.delivery_of`."""
+        for load in report.loads:
+            source = self._loading.pop(load.call_id, None)
+            if source is not None and load.failure is None:
+                self._adapters[load.adapter] = source
+        for done in report.changes:
+            if (change := self._changing.pop(done.call_id, None)) is not None and done.failure is None:
+                self._note(change, done)
+            elif done.call_id < 0 and done.failure is not None:
+                self._callbacks.fail(EngineError(f"its weights could not be loaded again: {done.failure.message}"))
+        return report.engine_outputs()
+
+    def add(self, submission: Submission) -> None:
+        """See `EngineClient.add`."""
+        self.send(wire.AddRequest.of(submission))
+
+    def describe(self) -> None:
+        """See `EngineClient.describe`."""
+        self.send(wire.DescribeRequests())
+
+    def reset_prefix_cache(self) -> None:
+        """See `EngineClient.reset_prefix_cache`."""
+        self.send(wire.ResetPrefixCache())
+
+    def load_adapter(self, call_id: int, source: str) -> None:
+        """See `EngineClient.load_adapter`."""
+        self._loading[call_id] = source
+        self.send(wire.LoadAdapter(call_id, source))
+
+    def unload_adapter(self, adapter: bytes) -> None:
+        """See `EngineClient.unload_adapter`."""
+        self._adapters.pop(adapter, None)
+        self.send(wire.UnloadAdapter(adapter))
+
+    def change(self, call_id: int, change: EngineChange) -> None:
+        """See `EngineClient.change`."""
+        self._changing[call_id] = change
+        self.send(wire.ChangeEngine(call_id, change))
+
+    def _note(self, change: EngineChange, done: wire.EngineChanged) -> None:
+        if isinstance(change, UpdateWeights):
+            self._kept[UpdateWeights] = UpdateWeights(change.folder, done.version)
+        elif isinstance(change, Pause):
+            self._kept[Pause] = change
+        elif isinstance(change, Resume):
+            self._kept.pop(Pause, None)
+
+    def _listen(self) -> None:
+        super()._listen()
+        self._loading.clear()
+        self._changing.clear()
+        for number, change in enumerate(self._kept.values(), 1):
+            self.send(wire.ChangeEngine(-number, change, waits=True))
+        for number, source in enumerate(self._adapters.values(), 1):  # of an engine that was started again
+            self.send(wire.LoadAdapter(-number, source, waits=True))

@@ -1,0 +1,49 @@
+"""The room on the devices that adapters by request have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from jax.typing import DTypeLike
+
+from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.execution.executor import Executor
+from jaxis.engine.execution.extra_memory import ExtraContents, ExtraMemory
+from jaxis.host.byte_size import human_bytes
+from jaxis.layers.module import JaxModule
+from jaxis.lora.adaptable import ALL_LINEAR, place_bytes
+from jaxis.lora.store import AdapterStore
+
+
+class AdapterMemory(ExtraMemory):
+    """Places for the adapters of a step.
+
+    Args:
+      args: The engine's; they say how many, and of which rank.
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        self._args = args
+        self._targets = tuple(args.lora_target_modules or (ALL_LINEAR,))
+        sizes = f"{args.max_loras} adapters of rank {args.max_lora_rank}"
+        self.text = f"places for {sizes} (--max-loras, --max-lora-rank)"
+
+    def bytes_beside(self, model: JaxModule, dtype: DTypeLike) -> int:
+        """See `ExtraMemory`."""
+        return self._args.max_loras * place_bytes(model, dtype, self._args.max_lora_rank, self._targets)
+
+    def fill(self, executor: Executor, note: Callable[[str], None]) -> ExtraContents:
+        """See `ExtraMemory`; also loads the adapters that are named at the start."""
+        args = self._args
+        [stage] = executor.stages  # `check_combinations` refuses others
+        with jax.set_mesh(stage.context.mesh):
+            root = None if args.lora_root is None else Path(args.lora_root)
+            sizes = args.max_loras, args.max_lora_rank, args.max_cpu_loras
+            store = AdapterStore(stage.context.model, *sizes, root, self._targets)
+            store.load_named(args.lora_modules or {})
+        stage.set_adapters(store)
+        size = human_bytes(args.max_loras * store.bytes_per_place)
+        note(f"adapters: {size} for {args.max_loras} of rank {args.max_lora_rank} or less in a step")
+        return ExtraContents(adapters=store)

@@ -1,0 +1,310 @@
+"""One device's part of a model: what it holds, and what a step costs it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jaxis.bench.cost import EMBEDDING, EXPERTS, HEAD, DecodeCost, decode_cost_of, expert_share
+from jaxis.compilation.accelerators import Accelerator
+from jaxis.config import VllmConfig
+from jaxis.config.attention_span import AttentionSpan
+from jaxis.engine.execution.kv_cache import device_block_bytes, widest_first
+from jaxis.engine.execution.state_cache import slot_bytes
+from jaxis.errors import ConfigError
+from jaxis.layers.indexer import IndexCacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec, StateCacheSpec
+from jaxis.layers.mla import LatentCacheSpec
+from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS, check_heads
+from jaxis.parallel.stages import WHOLE, Stage
+from jaxis.planning.exchanges import STAGE_AXIS, Exchange
+from jaxis.planning.layout import Layout
+from jaxis.planning.roofline import StepCost
+from jaxis.planning.stored_weights import StoredWeight
+
+_LOGIT_BYTES = 4
+_SUM_BYTES = 4  # of an element of what a device's part of the context adds to the output
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """What one device keeps and computes of a layer's context.
+
+    Attributes:
+      span: Which tokens a token sees.
+      block_bytes: Bytes of a block of the cache.
+      flops_per_key: Operations for one query token and one token of its context, in all heads of the device.
+      num_layers: Layers that attend to it: its own, and those without a cache of their own that share it.
+      num_selected: The most tokens that a query token reads, of those it sees; None: all.
+    """
+
+    span: AttentionSpan
+    block_bytes: int
+    flops_per_key: int
+    num_layers: int
+    num_selected: int | None = None
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """One device's part of a model; all devices, or all of a pipeline stage, have equal parts.
+
+    Attributes:
+      layout: How the model is spread over devices.
+      stage: The device's pipeline stage.
+      held_bytes: Bytes of its weights.
+      reads: Its weights as a step reads them.
+      layer_flops: Operations of products for one token of the device's own data rank, without experts.
+      expert_flops: The same of the experts on the device, of which a token goes to some.
+      head_flops: The same of the head, for one token that is sampled from.
+      caches: One for each layer that has one.
+      state_bytes: Bytes of a request's recurrent states in all layers.
+      block_size: Tokens of a block of the cache.
+      hidden_bytes: Bytes of one token's hidden state.
+      logits_bytes: Bytes of one token's logits.
+      num_layers: Layers, each of which sums its attention's or its state's output over the devices.
+      num_feed_forwards: Layers that do the same with a feed-forward block's.
+      num_expert_layers: Those with experts.
+      num_divided_contexts: Layers whose context the devices share.
+      query_bytes, sum_bytes: There, bytes of one token's queries of all heads, and of what is summed up for them.
+      splits_vocab: Whether each device has a part of the embeddings, and computes a part of the logits.
+    """
+
+    layout: Layout
+    stage: Stage
+    held_bytes: int
+    reads: DecodeCost
+    layer_flops: float
+    expert_flops: float
+    head_flops: float
+    caches: tuple[LayerCache, ...]
+    state_bytes: int
+    block_size: int
+    hidden_bytes: int
+    logits_bytes: int
+    num_layers: int
+    num_feed_forwards: int
+    num_expert_layers: int
+    num_divided_contexts: int
+    query_bytes: int
+    sum_bytes: int
+    splits_vocab: bool
+
+    @property
+    def bytes_per_block(self) -> dict[AttentionSpan, int]:
+        """Bytes of a block in all layers of a span, the span that keeps most first."""
+        total: Counter[AttentionSpan] = Counter()
+        for cache in self.caches:
+            total[cache.span] += cache.block_bytes
+        return widest_first(total)
+
+    def decode(self, batch_size: int, context_len: int) -> StepCost:
+        """A step of one token for each of `batch_size` requests, which then have `context_len` tokens each.
+
+        The cost is that of a device of the data rank that has most of them.
+        """
+        own = -(-batch_size // self.layout.data_parallel_size)
+        return self._step(own, batch_size, np.full(own, context_len - 1), own)
+
+    def prefill(self, num_tokens: int) -> StepCost:
+        """The first `num_tokens` tokens of a prompt on each data rank; the last is sampled from."""
+        return self._step(num_tokens, num_tokens * self.layout.data_parallel_size, np.arange(num_tokens), 1)
+
+    def _step(self, num_tokens: int, num_all_tokens: int, positions: np.ndarray, num_sampled: int) -> StepCost:
+        """The cost of a step.
+
+        Args:
+          num_tokens: Of the device's own data rank.
+          num_all_tokens: Of all data ranks.
+          positions: Of the own tokens.
+          num_sampled: Own tokens that are sampled from.
+        """
+        num_expert_tokens = num_all_tokens if self.layout.enable_expert_parallel else num_tokens
+        # States are read and written whole.
+        context_bytes = 2.0 * self.state_bytes * num_sampled
+        flops = self.layer_flops * num_tokens + self.expert_flops * num_expert_tokens + self.head_flops * num_sampled
+        is_one_request = num_sampled == 1
+        for cache, num_caches in Counter(self.caches).items():
+            num_layers = num_caches * cache.num_layers
+            first = cache.span.first_visible(positions)
+            num_keys = positions - first + 1
+            if cache.num_selected is not None:
+                num_keys = np.minimum(num_keys, cache.num_selected)
+            # The tokens of one request share its context; each is written once, too.
+            num_read = positions.max() - first.min() + 1 if is_one_request else num_keys.sum()
+            num_read = min(num_read, num_keys.sum())
+            context_bytes += num_layers * float(num_read) * cache.block_bytes / self.block_size
+            flops += num_layers * float(num_keys.sum()) * cache.flops_per_key
+        weight_bytes = self.reads.step_weight_bytes(num_expert_tokens)
+        return StepCost(weight_bytes, context_bytes, flops, tuple(self._exchanges(num_tokens, num_sampled)))
+
+    def _exchanges(self, num_tokens: int, num_sampled: int) -> Iterator[Exchange]:
+        """What is exchanged in a step of so many tokens on each data rank, of which so many are sampled from."""
+        model, data = self.layout.tensor_parallel_size, self.layout.data_parallel_size
+        hidden = num_tokens * self.hidden_bytes
+        num_spread = self.num_expert_layers if self.layout.enable_expert_parallel else 0
+        if model > 1:
+            if self.splits_vocab and self.stage.is_first:
+                yield Exchange("embeddings", "all-reduce", (MODEL_AXIS,), model, hidden, 1)
+            if self.num_divided_contexts:
+                # Each attends with the queries of all heads to its part, and gets the sums of its own heads.
+                number = self.num_divided_contexts
+                yield Exchange("queries", "all-gather", (MODEL_AXIS,), model, num_tokens * self.query_bytes, number)
+                sums = num_tokens * self.sum_bytes
+                yield Exchange("context", "reduce-scatter", (MODEL_AXIS,), model, sums, number)
+            yield Exchange("attention", "all-reduce", (MODEL_AXIS,), model, hidden, self.num_layers)
+            if self.num_feed_forwards > num_spread:
+                number = self.num_feed_forwards - num_spread
+                yield Exchange("feed-forward", "all-reduce", (MODEL_AXIS,), model, hidden, number)
+        if data > 1 and num_spread:
+            # Every device gets all ranks' tokens, and sums what its experts make of them.
+            yield Exchange("tokens to experts", "all-gather", (DATA_AXIS,), data, data * hidden, num_spread)
+            yield Exchange("experts' outputs", "reduce-scatter", (DATA_AXIS,), data, data * hidden, num_spread)
+        if model > 1 and num_spread:
+            yield Exchange("experts' outputs", "all-reduce", (MODEL_AXIS,), model, hidden, num_spread)
+        if self.splits_vocab and self.stage.is_last:
+            yield Exchange("logits", "all-gather", (MODEL_AXIS,), model, num_sampled * self.logits_bytes, 1)
+        if self.stage.num_stages > 1:
+            # The first only sends, the last only receives, and others do both at once.
+            yield Exchange("hidden states", "collective-permute", (STAGE_AXIS,), 2, hidden, 1)
+
+
+def device_model(
+    specs: Sequence[CacheSpec | StateCacheSpec],
+    layers_per_cache: Sequence[int],
+    num_feed_forwards: int,
+    weights: Sequence[StoredWeight],
+    vllm_config: VllmConfig,
+    accelerator: Accelerator,
+    layout: Layout,
+    cache_dtype: DTypeLike,
+    stage: Stage = WHOLE,
+) -> DeviceModel:
+    """One device's part of a model.
+
+    Args:
+      specs: The caches of its layers, as `cache_specs` has them.
+      layers_per_cache: For each of them, the layers that use it.
+      num_feed_forwards: Its layers with a feed-forward block.
+      weights: Its weights, on each device of the layout.
+      vllm_config: What it was constructed from.
+      accelerator: The devices; some kernels want a cache of another shape than others.
+      layout: How the model is spread over them.
+      cache_dtype: Type of the cache.
+      stage: The pipeline stage whose layers and weights these are.
+
+    Raises:
+      ConfigError: The model, or its context, cannot be spread over so many devices.
+    """
+    block_size = vllm_config.cache_config.block_size
+    if layout.decode_context_parallel_size > 1:
+        specs = _with_divided_context(specs, layout.decode_context_parallel_size, block_size)
+    config = vllm_config.model_config.hf_config.get_text_config()
+    num_devices = layout.tensor_parallel_size  # that share a layer of one request
+    paged = [
+        (spec.on_devices(num_devices), number)
+        for spec, number in zip(specs, layers_per_cache, strict=True)
+        if not isinstance(spec, StateCacheSpec)
+    ]
+    states = [spec for spec in specs if isinstance(spec, StateCacheSpec)]
+    num_heads: int = config["num_attention_heads"] if paged else 0
+    if paged:
+        check_heads(num_heads, num_heads, num_devices)
+    mesh = layout.mesh(accelerator)
+    share = expert_share(config)
+    # An indexer's keys are a cache beside that of its layer, which is counted.
+    num_layers = sum(
+        number for spec, number in zip(specs, layers_per_cache, strict=True) if not isinstance(spec, IndexCacheSpec)
+    )
+    experts = [weight for weight in weights if EXPERTS in weight.name]
+    others = [weight for weight in weights if EXPERTS not in weight.name]
+    divided = [
+        (spec, number) for spec, number in paged if isinstance(spec, LatentCacheSpec) and spec.context_devices > 1
+    ]
+    element_bytes = jnp.dtype(vllm_config.model_config.dtype).itemsize
+    vocab_size: int = config["vocab_size"]
+    # An embedding table that is not the head too, of this stage, is not read whole.
+    read = [weight for weight in weights if stage.is_last or EMBEDDING not in weight.name]
+    return DeviceModel(
+        layout=layout,
+        stage=stage,
+        held_bytes=sum(weight.device_bytes for weight in weights),
+        reads=decode_cost_of({weight.name: weight.device_bytes for weight in read}, 0, share),
+        layer_flops=_flops(others, of_head=False),
+        expert_flops=share * _flops(experts, of_head=False),
+        head_flops=_flops(others, of_head=True) if stage.is_last else 0.0,
+        caches=tuple(
+            LayerCache(
+                spec.span,
+                device_block_bytes(spec, block_size, cache_dtype, mesh),
+                _flops_per_key(spec, num_heads // num_devices),
+                number,
+                spec.num_selected if isinstance(spec, LatentCacheSpec) else None,
+            )
+            for spec, number in paged
+        ),
+        state_bytes=slot_bytes(states, vllm_config.model_config.dtype, mesh) // mesh.size,
+        block_size=block_size,
+        hidden_bytes=config["hidden_size"] * element_bytes,
+        logits_bytes=vocab_size * _LOGIT_BYTES,
+        num_layers=num_layers,
+        num_feed_forwards=num_feed_forwards,
+        num_expert_layers=len({weight.name.partition(EXPERTS)[0] for weight in experts}),
+        num_divided_contexts=sum(number for _, number in divided),
+        query_bytes=max((num_heads * (s.latent_dim + s.rope_dim) * element_bytes for s, _ in divided), default=0),
+        # Beside each head's latent, what its scores sum up to.
+        sum_bytes=max((num_heads * (s.latent_dim + 1) * _SUM_BYTES for s, _ in divided), default=0),
+        splits_vocab=num_devices > 1 and vocab_size % num_devices == 0,
+    )
+
+
+def _with_divided_context(
+    specs: Sequence[CacheSpec | StateCacheSpec], num_devices: int, block_size: int
+) -> list[CacheSpec | StateCacheSpec]:
+    """The caches where so many devices share the tokens of latents.
+
+    Raises:
+      ConfigError: The engine would refuse it.
+    """
+    option = f"--decode-context-parallel-size {num_devices}"
+    latents = [spec for spec in specs if isinstance(spec, LatentCacheSpec)]
+    if not latents:
+        raise ConfigError(f"{option} is for caches of latents, which this model does not have: leave it out")
+    if any(spec.num_selected is not None for spec in latents):
+        raise ConfigError(
+            f"{option}: the model attends to selected tokens, whose context cannot be divided: leave it out"
+        )
+    if block_size % num_devices:
+        raise ConfigError(f"{option} does not divide blocks of {block_size} tokens: give a divisor of {block_size}")
+    return [
+        dataclasses.replace(spec, context_devices=num_devices) if isinstance(spec, LatentCacheSpec) else spec
+        for spec in specs
+    ]
+
+
+def _flops(weights: Sequence[StoredWeight], *, of_head: bool) -> float:
+    """Operations of one token with the head's weights, or with all others but an embedding table."""
+    has_head = any(HEAD in weight.name for weight in weights)
+    flops = 0.0
+    for weight in weights:
+        is_embedding, is_head = EMBEDDING in weight.name, HEAD in weight.name
+        if (is_head or (is_embedding and not has_head)) == of_head and not (is_embedding and has_head):
+            flops += 2 * weight.device_elements
+    return flops
+
+
+def _flops_per_key(spec: CacheSpec, num_heads: int) -> int:
+    """Operations for one query, of `num_heads` on this device, and one token: with its key, and with its value."""
+    if isinstance(spec, LatentCacheSpec):
+        return 2 * num_heads * (2 * spec.latent_dim + spec.rope_dim)
+    if isinstance(spec, KVCacheSpec):
+        return 2 * num_heads * 2 * spec.head_dim
+    if isinstance(spec, IndexCacheSpec):
+        return 2 * spec.num_heads * spec.head_dim  # of an indexer, every device has all heads
+    return 0  # a layer of another kind, whose arithmetic is not known

@@ -1,0 +1,442 @@
+"""Plans how a model is served on accelerators: what fits, what it is given up for, and how fast a step can be."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxis.bringup.analyze.source import ModelSource
+from jaxis.compilation.accelerators import Accelerator
+from jaxis.compilation.targets import Target
+from jaxis.config import VllmConfig
+from jaxis.config.attention_span import AttentionSpan
+from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
+from jaxis.engine.execution.kv_cache import longest_context, most_sequences, stage_share, widest_first
+from jaxis.errors import ConfigError
+from jaxis.layers.kv_cache_spec import KVCacheSpec
+from jaxis.layers.module import JaxModule
+from jaxis.planning.device_model import DeviceModel, device_model
+from jaxis.planning.layout import ANY_LAYOUT, Layout, WantedLayout, layouts
+from jaxis.planning.roofline import Bound, StepCost, pipeline_bound
+from jaxis.planning.widths import LOW_PRECISION, Width, widths
+
+# How much context, and how many requests, fit beside the weights of a device.
+
+
+@dataclasses.dataclass(frozen=True)
+class Capacity:
+    """What fits on each device.
+
+    Attributes:
+      cache_bytes: Bytes that weights leave to the cache, of several pipeline stages what each uses of it, on average;
+        negative if they do not fit.
+      max_context: Tokens of the longest single request; 0 if none fits.
+      max_requests: Requests of the asked-for length that fit at once.
+    """
+
+    cache_bytes: int
+    max_context: int
+    max_requests: int
+
+
+def capacity(
+    stages: Sequence[DeviceModel],
+    vllm_config: VllmConfig,
+    accelerator: Accelerator,
+    context_len: int,
+    place_bytes: int = 0,
+) -> Capacity:
+    """What the engine has room for.
+
+    Args:
+      stages: A device's part of the model, for each pipeline stage.
+      vllm_config: Its sizes; `max_model_len` is the longest context that the model is for.
+      accelerator: The devices.
+      context_len: Tokens that each request grows to.
+      place_bytes: Of each device, for what changes the model for some requests.
+    """
+    usable = int(accelerator.usable_bytes * ACCELERATOR_MEMORY_SHARE) - place_bytes
+    least = usable - max(part.held_bytes for part in stages)
+    if least <= 0:
+        return Capacity(least, 0, 0)
+    per_block, per_state = _of_all(stages)
+    # Each stage has as many blocks, and so its own share of the memory of all; the first that has no more ends it.
+    shares = [stage_share((part.bytes_per_block, part.state_bytes), (per_block, per_state)) for part in stages]
+    left = min(int((usable - part.held_bytes) / (share or 1.0)) for part, share in zip(stages, shares, strict=True))
+    on_average = left // len(stages)
+    longest = longest_context(vllm_config, (per_block, per_state), left, vllm_config.model_config.max_model_len)
+    if longest < context_len:
+        return Capacity(on_average, longest, 0)
+    return Capacity(on_average, longest, most_sequences(vllm_config, (per_block, per_state), left, context_len))
+
+
+def _of_all(stages: Sequence[DeviceModel]) -> tuple[dict[AttentionSpan, int], int]:
+    """Bytes of a block in all layers of a span, the span that keeps most first, and of a request's states."""
+    total: Counter[AttentionSpan] = Counter()
+    for part in stages:
+        total.update(part.bytes_per_block)
+    return widest_first(total), sum(part.state_bytes for part in stages)
+
+
+DEFAULT_CONTEXT_LEN = 4096
+CACHE_DTYPES = {"auto": None, "int8": jnp.int8}
+"""Type of the cache, as `--kv-cache-dtype` has it; "auto" is the model's."""
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """What the programs of a step are like, on each device, after the target's compiler.
+
+    Attributes:
+      hbm_bytes: Read from and written to memory, without jaxis's own kernels and without loops.
+      loop_hbm_bytes: The same in the bodies of loops, each once.
+      temporary_bytes: Memory besides weights, caches and results.
+      num_collectives: Exchanges between devices.
+      num_loops: Loops of unknown length.
+      caches_are_aliased: Whether the caches are updated in place.
+      largest_copy_bytes: Of the largest array that is only moved; 0 if none is.
+    """
+
+    hbm_bytes: int
+    loop_hbm_bytes: int
+    temporary_bytes: int
+    num_collectives: int
+    num_loops: int
+    caches_are_aliased: bool
+    largest_copy_bytes: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step and its bound.
+
+    Attributes:
+      name: "decode" or "prefill".
+      num_requests: Requests that take part, on the devices of one server.
+      num_tokens: Tokens that the step computes.
+      context_len: Tokens that each request has at its end.
+      cost: What a device has to do, of several pipeline stages one of that which takes longest.
+      bound: The least time for it.
+      seconds: The least time of the step, through all stages.
+      tokens_per_second: Of all servers together, at most; with as many steps at once as there are stages.
+      compiled: What the compiler made of it; None if it was not asked, and the cost is arithmetic.
+    """
+
+    name: str
+    num_requests: int
+    num_tokens: int
+    context_len: int
+    cost: StepCost
+    bound: Bound
+    seconds: float
+    tokens_per_second: float
+    compiled: CompiledStep | None = None
+
+
+@dataclass(frozen=True)
+class PlanOption:
+    """One way to serve the model.
+
+    Attributes:
+      quantization: What `--quantization` gets; None leaves weights as stored.
+      weights: How they are stored, for people.
+      kv_cache_dtype: What `--kv-cache-dtype` gets.
+      tensor_parallel_size, data_parallel_size, enable_expert_parallel, decode_context_parallel_size,
+        pipeline_parallel_size: See `Layout`.
+      num_servers: Servers that the target has devices for; they share nothing.
+      hosts_of_server: Hosts whose devices one server needs.
+      device_weight_bytes: Bytes of the weights on each device, of several stages on one that has most.
+      device_place_bytes: Bytes on each device for what changes the model for some requests.
+      device_cache_bytes: Bytes that are left for the cache on each; see `Capacity`.
+      max_context: Tokens of the longest single request; 0 if none fits.
+      max_requests: Requests of the asked-for length that a server holds at once, on all its data ranks.
+      steps: A decode of one request, one of all that fit, and a prefill of the most tokens of a step; none if not even
+        one fits.
+    """
+
+    quantization: str | None
+    weights: str
+    kv_cache_dtype: str
+    tensor_parallel_size: int
+    data_parallel_size: int
+    enable_expert_parallel: bool
+    decode_context_parallel_size: int
+    pipeline_parallel_size: int
+    num_servers: int
+    hosts_of_server: int
+    device_weight_bytes: int
+    device_place_bytes: int
+    device_cache_bytes: int
+    max_context: int
+    max_requests: int
+    steps: tuple[Step, ...]
+
+    @property
+    def layout(self) -> Layout:
+        """How the devices of a server share the model."""
+        return Layout(
+            self.tensor_parallel_size,
+            self.data_parallel_size,
+            self.enable_expert_parallel,
+            self.decode_context_parallel_size,
+            self.pipeline_parallel_size,
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether a request of the asked-for length fits."""
+        return self.max_requests > 0
+
+    @property
+    def width_rank(self) -> int:
+        """0 for weights as stored (or dequantized), more for those of lower precision."""
+        return 1 + LOW_PRECISION.index(self.quantization) if self.quantization in LOW_PRECISION else 0
+
+
+@dataclass(frozen=True)
+class WantedPlaces:
+    """Room for what changes the model for some requests.
+
+    Attributes:
+      bytes_of: Its bytes on each device, of a model that is constructed without weights and computes in some type.
+      options: Those of `jaxis serve` that ask for it.
+    """
+
+    bytes_of: Callable[[JaxModule, DTypeLike], int]
+    options: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a plan has to keep to.
+
+    Attributes:
+      context_len: Tokens that each request grows to; None is 4,096, or the model's longest.
+      quantization: As for `--quantization`: int8, int4, dequantize, or none; None leaves the choice to the plan.
+      kv_cache_dtype: A key of CACHE_DTYPES; None leaves the choice to the plan.
+      dtype: Type of activations and of weights in floats; None is the checkpoint's.
+      layout: How the devices of a server share the model.
+      places: Room that each device has beside the weights; None: none.
+    """
+
+    context_len: int | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    dtype: str | None = None
+    layout: WantedLayout = ANY_LAYOUT
+    places: WantedPlaces | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is served on a target.
+
+    Attributes:
+      target: The devices.
+      wanted: What the plan had to keep to.
+      context_len: Tokens that each request grows to.
+      max_model_len: The longest context that the model is for.
+      prefill_tokens: Most tokens of a step.
+      options: The ways that were looked at, best first: those that fit on one host, then those that need several
+        hosts, then those that do not fit.
+    """
+
+    target: Target
+    wanted: Wanted
+    context_len: int
+    max_model_len: int
+    prefill_tokens: int
+    options: tuple[PlanOption, ...]
+
+    @property
+    def chosen(self) -> PlanOption:
+        """The best option: the widest weights that fit, on the most devices of one host, or of several."""
+        return self.options[0]
+
+
+class Planner:
+    """Plans for one model; it is constructed once for each width of its weights."""
+
+    def __init__(self, source: ModelSource, wanted: Wanted) -> None:
+        """Constructs the model in each width that is wanted.
+
+        Args:
+          source: The model.
+          wanted: What its plans have to keep to.
+
+        Raises:
+          ConfigError: jaxis cannot run the model, or not as it is wanted.
+        """
+        self.widths = widths(source, wanted.quantization, wanted.dtype)
+        self._wanted = wanted
+        stored = self.widths[0].vllm_config
+        self._longest = stored.model_config.max_model_len
+        self._step_tokens = stored.scheduler_config.max_num_batched_tokens
+        self.context_len = wanted.context_len or min(DEFAULT_CONTEXT_LEN, self._longest)
+        if self.context_len > self._longest:
+            raise ConfigError(
+                f"--max-model-len {self.context_len} is more than the model's {self._longest} tokens: give less"
+            )
+
+    def plan(self, target: Target) -> Plan:
+        """The plan for a target.
+
+        Raises:
+          ConfigError: The devices cannot be shared as they are wanted to be.
+        """
+        options = sorted(self._options(target), key=_rank)
+        prefill_tokens = min(self._step_tokens, self.context_len)
+        return Plan(target, self._wanted, self.context_len, self._longest, prefill_tokens, tuple(options))
+
+    def device_model(self, target: Target, layout: Layout | None = None) -> DeviceModel:
+        """A device's part of the model as it is stored.
+
+        Args:
+          target: The devices.
+          layout: How they share it, without pipeline stages; None is all of them each layer.
+
+        Raises:
+          ConfigError: The model cannot be spread over so many devices.
+        """
+        [part] = self._stages(target, self.widths[0], "auto", layout or Layout(target.num_devices))
+        return part
+
+    def width_of(self, option: PlanOption) -> Width:
+        """The model as an option of a plan has it."""
+        return next(width for width in self.widths if width.quantization == option.quantization)
+
+    def stages(self, target: Target, layout: Layout) -> list[DeviceModel]:
+        """A device's part of the model as it is stored, for each pipeline stage.
+
+        Raises:
+          ConfigError: See `device_model`.
+        """
+        return self._stages(target, self.widths[0], "auto", layout)
+
+    def _stages(self, target: Target, width: Width, cache: str, layout: Layout) -> list[DeviceModel]:
+        dtype = CACHE_DTYPES[cache] or width.vllm_config.model_config.dtype
+        return [
+            device_model(
+                part.cache_specs,
+                part.layers_per_cache,
+                part.num_feed_forwards,
+                part.weights_on(layout),
+                part.vllm_config,
+                target.accelerator,
+                layout,
+                dtype,
+                part.of_stage,
+            )
+            for part in map(width.stage, layout.stages)
+        ]
+
+    def _options(self, target: Target) -> Iterator[PlanOption]:
+        specs = self.widths[0].cache_specs
+        holds_biases = any(isinstance(spec, KVCacheSpec) and spec.holds_biases for spec in specs)
+        caches = ("auto",) if holds_biases else tuple(CACHE_DTYPES)
+        if self._wanted.kv_cache_dtype is not None:
+            caches = (self._wanted.kv_cache_dtype,)
+        for layout in self._layouts(target):
+            for width in self.widths:
+                for cache in caches:
+                    yield self._option(target, width, cache, layout)
+
+    def _layouts(self, target: Target) -> Sequence[Layout]:
+        """The ways to spread the model over the devices."""
+        wanted, width = self._wanted.layout, self.widths[0]
+        found = []
+        for layout in layouts(target, wanted, width.num_experts):
+            try:
+                self._stages(target, width, "auto", layout)
+            except ConfigError:  # its heads, or its context, cannot be split so
+                if wanted.tensor_parallel_size is not None or layout.decode_context_parallel_size > 1:
+                    raise
+                if layout.tensor_parallel_size == 1:  # nothing else can be, either
+                    raise
+                continue
+            found.append(layout)
+        return found
+
+    def _option(self, target: Target, width: Width, cache: str, layout: Layout) -> PlanOption:
+        stages = self._stages(target, width, cache, layout)
+        places = self._wanted.places
+        dtype, own = width.vllm_config.model_config.dtype, [width.stage(each).model for each in layout.stages]
+        place_bytes = 0 if places is None else max(places.bytes_of(model, dtype) for model in own)
+        room = capacity(stages, width.vllm_config, target.accelerator, self.context_len, place_bytes)
+        option = PlanOption(
+            quantization=width.quantization,
+            weights=width.name,
+            kv_cache_dtype=cache,
+            tensor_parallel_size=layout.tensor_parallel_size,
+            data_parallel_size=layout.data_parallel_size,
+            enable_expert_parallel=layout.enable_expert_parallel,
+            decode_context_parallel_size=layout.decode_context_parallel_size,
+            pipeline_parallel_size=layout.pipeline_parallel_size,
+            num_servers=target.num_devices // layout.num_devices,
+            hosts_of_server=layout.num_hosts(target),
+            device_weight_bytes=max(part.held_bytes for part in stages),
+            device_place_bytes=place_bytes,
+            device_cache_bytes=room.cache_bytes,
+            max_context=room.max_context,
+            max_requests=room.max_requests * layout.data_parallel_size,
+            steps=(),
+        )
+        return dataclasses.replace(option, steps=tuple(self._steps(target, stages, option))) if option.fits else option
+
+    def _steps(self, target: Target, stages: Sequence[DeviceModel], option: PlanOption) -> Iterator[Step]:
+        for batch_size in sorted({1, option.max_requests}):
+            # Each of the steps that are in flight at once has its share of the requests.
+            share = -(-batch_size // len(stages))
+            costs = [part.decode(share, self.context_len) for part in stages]
+            yield make_step("decode", batch_size, batch_size, self.context_len, costs, target, option)
+        chunk = min(self._step_tokens, self.context_len)
+        ranks = option.data_parallel_size
+        costs = [part.prefill(chunk) for part in stages]
+        yield make_step("prefill", ranks, ranks * chunk, chunk, costs, target, option)
+
+
+def make_step(
+    name: str,
+    num_requests: int,
+    num_tokens: int,
+    context_len: int,
+    costs: Sequence[StepCost],
+    target: Target,
+    option: PlanOption,
+) -> Step:
+    """A step of an option's servers, with its bound on a target; see `Step`.
+
+    Args:
+      name: See `Step`, for this one and the next three.
+      num_requests: R.
+      num_tokens: T.
+      context_len: Of each request.
+      costs: Of one device of each pipeline stage.
+      target: The devices.
+      option: Whose servers they are.
+    """
+    least = pipeline_bound(costs, target, option.layout)
+    # A decode's tokens are those of all steps in flight, a prefill's those of one.
+    num_steps = min(len(costs), num_requests) if name == "decode" else 1
+    period = max(num_steps * least.slowest.seconds, least.seconds if name == "decode" else 0.0)
+    rate = option.num_servers * num_tokens / period
+    return Step(name, num_requests, num_tokens, context_len, least.cost, least.slowest, least.seconds, rate)
+
+
+def _rank(option: PlanOption) -> tuple[Any, ...]:
+    """Sorts options: what fits, on one host; wide caches, wide weights, many devices, most tokens/s before others."""
+    return (
+        not option.fits,
+        option.hosts_of_server > 1,
+        option.kv_cache_dtype != "auto",
+        option.width_rank,
+        -option.layout.num_devices,
+        -max((step.tokens_per_second for step in option.steps if step.name == "decode"), default=0.0),
+        option.data_parallel_size,
+    )
