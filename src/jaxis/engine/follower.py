@@ -1,4 +1,4 @@
-"""A host that makes the same program calls as the leader: it has weights and caches, and knows no requests."""
+"""A follower: a host that makes the same program calls as the leader. It has weights and caches, but no requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxis.engine.execution.programs import Programs
 from jaxis.engine.hosts import messages
 from jaxis.engine.hosts.followers import end_process
 from jaxis.engine.hosts.meeting import HostPlace, join
-from jaxis.engine.hosts.messages import ReceivedOperands
+from jaxis.engine.hosts.operands import ReceivedOperands
 from jaxis.engine.opened_model import facts_of_model, open_model
 from jaxis.errors import EngineError
 from jaxis.host.channel import Channel, ChannelClosedError
@@ -35,15 +35,16 @@ _logger = logging.getLogger(__name__)
 
 
 def follow(place: HostPlace, own_arguments: dict[str, Any], progress: ProgressDisplay) -> None:
-    """Joins the group of a leader, and does what it says until it ends.
+    """Joins the group of a leader and carries out its orders until the leader ends.
 
-    Once the group has met, a fault ends the process at once, with exit code 1: JAX's own end would wait for the others.
+    Once the group has met, an error ends the process at once, with exit code 1. JAX's own shutdown would wait for the
+    other hosts.
 
     Args:
-      place: Which host this is.
-      own_arguments: Arguments of the engine that are this host's own: its folder or name of the model, if it was given,
-        its token and folder of downloads.
-      progress: Shows what is going on.
+      place: Configuration of this host within its group.
+      own_arguments: Engine arguments that this host sets for itself: model folder or name if given, Hub token, download
+        folder.
+      progress: Display of progress.
 
     Raises:
       ConfigError: The leader refuses the group.
@@ -67,7 +68,7 @@ def follow(place: HostPlace, own_arguments: dict[str, Any], progress: ProgressDi
 
 
 def _fail(channel: Channel[Order], error: Exception) -> None:
-    """Tells the leader of a fault, and ends this process."""
+    """Reports an error to the leader and ends this process."""
     _logger.debug("the follower has failed", exc_info=error)
     message = str(error).partition("\n")[0] or type(error).__name__
     try:
@@ -77,7 +78,7 @@ def _fail(channel: Channel[Order], error: Exception) -> None:
 
 
 class _Orders:
-    """The leader's messages, received on a thread of their own, which ends this process when the leader has ended."""
+    """Queue of the leader's messages. Its thread ends this process when the leader has ended."""
 
     def __init__(self, channel: Channel[Order]) -> None:
         self._channel = channel
@@ -85,7 +86,7 @@ class _Orders:
         threading.Thread(target=self._receive, name="jaxis-orders", daemon=True).start()
 
     def next(self) -> Order:
-        """Waits for the next one."""
+        """Waits for the next message."""
         return self._orders.get()
 
     def _receive(self) -> None:
@@ -102,10 +103,10 @@ class _Orders:
 
 
 class _Heartbeats:
-    """Tells the leader twice a second that this host is there, and how far it is.
+    """Sender of this host's heartbeats.
 
     Attributes:
-      num_calls: How many calls it has made.
+      num_calls: Number of the leader's calls that this host has made.
     """
 
     def __init__(self, channel: Channel[Order]) -> None:
@@ -113,7 +114,7 @@ class _Heartbeats:
         self._channel = channel
 
     def start(self) -> None:
-        """Begins, on a thread of its own."""
+        """Starts the thread."""
         threading.Thread(target=self._send, name="jaxis-heartbeat", daemon=True).start()
 
     def _send(self) -> None:
@@ -126,11 +127,11 @@ class _Heartbeats:
 
 
 class _Results:
-    """Waits for what calls compute, on a thread of its own: a fault of the devices ends this process.
+    """Thread that waits for the results of calls. An error of the devices ends this process.
 
     Args:
-      channel: To the leader.
-      is_reporting: Whether the leader is to be told of results.
+      channel: Connection to the leader.
+      is_reporting: True if this host sends results to the leader.
     """
 
     def __init__(self, channel: Channel[Order], is_reporting: bool) -> None:
@@ -139,11 +140,11 @@ class _Results:
         threading.Thread(target=self._run, name="jaxis-results", daemon=True).start()
 
     def put(self, result: Any, call: int | None = None) -> None:
-        """Takes a call's result, a tree of arrays.
+        """Adds the result of a call.
 
         Args:
-          result: It may still be computed.
-          call: The call's number, if the leader may want to know the result.
+          result: Tree of arrays, which may still be computing.
+          call: Number of the call if the leader may need its result; None otherwise.
         """
         self._results.put((result, call))
 
@@ -191,13 +192,13 @@ def _build(
 
 
 class _Calls:
-    """Makes the leader's calls, in order.
+    """Carries out the leader's orders, in order.
 
     Args:
-      programs: Those of this host's part of the model.
-      channel: To the leader.
-      heartbeats: Counts the calls.
-      results: Looks after what they compute.
+      programs: Programs of this host's part of the model.
+      channel: Connection to the leader.
+      heartbeats: Counter of the calls.
+      results: Thread that waits for the results.
     """
 
     def __init__(self, programs: Programs, channel: Channel[Order], heartbeats: _Heartbeats, results: _Results) -> None:
@@ -208,7 +209,7 @@ class _Calls:
         self._operands = ReceivedOperands()
 
     def run(self, orders: _Orders) -> None:
-        """Until the leader closes the group."""
+        """Runs until the leader closes the group."""
         while not isinstance(order := orders.next(), messages.Close):
             self._carry_out(order)
             if isinstance(order, messages.Call):
@@ -252,7 +253,7 @@ class _Calls:
 
 
 def _end_with_the_leader() -> None:
-    """The first signal to end waits for the leader, which may be finishing its requests; a second one does not."""
+    """Makes a first signal wait for the leader, which may be finishing requests; a second one ends the process."""
 
     def wait(number: int, frame: object) -> None:
         del frame

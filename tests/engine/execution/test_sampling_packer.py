@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays, SamplingPacker, build_sampling_batch
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
-from jaxis.engine.hosts.messages import ReceivedOperands, SentOperands
+from jaxis.engine.hosts.operands import ReceivedOperands, SentOperands
 from jaxis.sampling_params import SamplingParams
 
 V = 300

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jaxis.config.attention_span import FULL_CONTEXT
 from jaxis.engine.execution.step_inputs import StepShape, pack_step
 from jaxis.engine.hosts import messages
-from jaxis.engine.hosts.messages import ReceivedOperands, SentOperands
+from jaxis.engine.hosts.operands import ReceivedOperands, SentOperands
 from jaxis.host.channel import encode, to_frame
 from tests.support.simulated_engine import SimulatedEngine
 

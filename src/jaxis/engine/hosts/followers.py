@@ -1,4 +1,4 @@
-"""The leader's followers: what is sent to them, what they report, and what becomes of the group when one is lost."""
+"""The leader's connections to its followers: messages, reports, and the end of the group if one is lost."""
 
 from __future__ import annotations
 
@@ -9,89 +9,44 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakValueDictionary
-
-import numpy as np
 
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.program_key import ProgramKey
 from jaxis.engine.hosts import messages
+from jaxis.engine.hosts.expected_result import ExpectedResult
 from jaxis.engine.hosts.meeting import Follower, check_agreement, refuse
 from jaxis.errors import EngineError
 from jaxis.host.channel import ChannelClosedError, to_frame
 from jaxis.parallel import distributed
 
-# What the last pipeline stage's host computes for the leader, as arrays that wait for that host when they are read.
-
-
-class ExpectedResult:
-    """What a call will have computed on another host.
-
-    Attributes:
-      call: The call's number.
-      arrays: The leaves of its result; None before they have come.
-
-    Args:
-      call: The call's number.
-      wait: Called with this result; returns once `arrays` are there, or raises an error.
-    """
-
-    def __init__(self, call: int, wait: Callable[[ExpectedResult], None]) -> None:
-        self.call, self._wait = call, wait
-        self.arrays: Sequence[np.ndarray] | None = None
-
-    def array(self, index: int) -> ExpectedArray:
-        """One of the leaves."""
-        return ExpectedArray(self, index)
-
-    def read(self) -> Sequence[np.ndarray]:
-        """The leaves, once the other host has sent them.
-
-        Raises:
-          EngineError: The group is lost.
-        """
-        self._wait(self)
-        assert self.arrays is not None
-        return self.arrays
-
-
-class ExpectedArray:
-    """A leaf of an `ExpectedResult`, for `np.asarray`, which waits until the leaf is there."""
-
-    def __init__(self, result: ExpectedResult, index: int) -> None:
-        self._result, self._index = result, index
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self._result.read()[self._index], dtype, copy=copy)
-
-
 ReportOf = TypeVar("ReportOf", messages.ModelFound, messages.WeightsLoaded)
-SILENT_SECONDS = 10.0  # without a sign of life, a host is reported
-LOST_SECONDS = 60.0  # and then given up, unless another limit is set
-SLOW_SECONDS = 10.0  # a host that compiles so much longer than this one is reported
+SILENT_SECONDS = 10.0  # a host without a heartbeat for so long is reported in the log
+LOST_SECONDS = 60.0  # and after so long the group is ended, unless `lost_seconds` says otherwise
+SLOW_SECONDS = 10.0  # a host that compiles for so much longer than this one is reported in the log
 WATCH_SECONDS = 0.5
 CLOSE_SECONDS = 20.0
-# Arguments that each host has its own of.
-_OF_A_PLACE = frozenset({"token", "cache_dir", "master_addr", "master_port", "distributed_timeout_seconds"})
+# Arguments that each host sets for itself.
+_OWN_ARGUMENTS = frozenset({"token", "cache_dir", "master_addr", "master_port", "distributed_timeout_seconds"})
 _logger = logging.getLogger(__name__)
 
 
 class Followers:
-    """All hosts of a group but this one, the leader.
+    """The `HostGroup` of a leader.
 
-    A follower whose connection ends, that reports a failure, or that is silent for too long is lost, and with it the
-    group: JAX cannot go on with fewer processes. Then every method raises an error that names the host.
-
-    A `HostGroup`.
+    A follower is lost if its connection ends, it reports a failure, or it sends no heartbeat for `lost_seconds`. The
+    group is then lost, too, since JAX cannot go on with fewer processes: every method raises an error that names the
+    host.
 
     Attributes:
-      lost_seconds: How long a follower may be silent.
-      on_lost: Called on another thread when the group is lost. By default, the error is logged.
-      num_parameters, weight_bytes: Of the pipeline stages that this host has no part of, once all are loaded.
+      lost_seconds: Longest time without a heartbeat.
+      on_lost: Callback on another thread when the group is lost; logs the error by default.
+      num_parameters: Parameters of the pipeline stages that this host has no part of; set by `least_cache_bytes`.
+      weight_bytes: Size of these stages' weights, on all devices together; set by `least_cache_bytes`.
 
     Args:
-      followers: Those that have joined.
+      followers: Connections to the followers.
     """
 
     def __init__(self, followers: Sequence[Follower]) -> None:
@@ -115,17 +70,17 @@ class Followers:
 
     @property
     def num_hosts(self) -> int:
-        """All of the group, this one included."""
+        """Size of the group, the leader included."""
         return len(self._followers) + 1
 
     @property
     def silent(self) -> list[str]:
-        """The hosts that have not been heard of for `SILENT_SECONDS`."""
+        """Names of the hosts without a heartbeat for `SILENT_SECONDS`."""
         now = time.monotonic()
         return [str(f) for f in self._followers if now - self._last_words[f.rank] > SILENT_SECONDS]
 
     def give_up(self, reason: str) -> None:
-        """See `HostGroup`; the error also names the hosts that have not made all calls that were sent."""
+        """Ends the group. The error also names the hosts that have not made all calls that were sent."""
         behind = [
             f"{follower} has made {self._num_made[follower.rank]} of {self._num_sent} calls"
             for follower in self._followers
@@ -134,33 +89,39 @@ class Followers:
         self._end_group("; ".join([reason, *behind]))
 
     def build(self, args: EngineArgs, facts: dict[str, str]) -> None:
-        """Has all followers find the model's files, and checks, before anything is loaded, that the files are the same.
+        """Orders all followers to load the model, and checks first that their files equal the leader's.
 
         Args:
-          args: The engine's arguments.
-          facts: What must be the same on all hosts.
+          args: Arguments of the engine.
+          facts: Properties of the leader's files, by name.
 
         Raises:
-          ConfigError: Something differs.
-          EngineError: A host has ended, or failed.
+          ConfigError: A follower's files differ.
+          EngineError: A follower has ended, or failed.
         """
         arguments = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
-        shared = {name: value for name, value in arguments.items() if name not in _OF_A_PLACE}
+        shared = {name: value for name, value in arguments.items() if name not in _OWN_ARGUMENTS}
         shared = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in shared.items()}
         self.send(messages.LoadModel(shared))
         for follower in self._followers:
             check_agreement(facts, self._next(follower, messages.ModelFound).facts, follower)
 
     def refuse(self, reason: str) -> None:
-        """Tells all followers that are left why the group does not start."""
+        """Tells all connected followers why the group does not start."""
         self._is_closing = True
         refuse(self._followers, reason)
 
     def least_cache_bytes(self, ours: int) -> int:
-        """Waits until all have loaded their weights; returns what all caches may take, for the host with the least.
+        """Waits until all followers have loaded their weights.
+
+        Args:
+          ours: Largest size of all caches together for which this host has memory, in bytes.
+
+        Returns:
+          The smallest of these sizes over all hosts.
 
         Raises:
-          EngineError: A host has ended, or failed.
+          EngineError: A follower has ended, or failed.
         """
         loaded = [self._next(follower, messages.WeightsLoaded) for follower in self._followers]
         self.num_parameters = sum(each.num_parameters for each in loaded)
@@ -168,7 +129,7 @@ class Followers:
         return min([ours, *(each.cache_bytes for each in loaded)])
 
     def watch(self) -> None:
-        """Begins to listen to all followers, once the messages of the start have been exchanged."""
+        """Starts the threads that read reports and watch heartbeats. Called after the start-up messages."""
         for follower in self._followers:
             self._last_words[follower.rank] = time.monotonic()
             threading.Thread(target=self._listen, args=(follower,), name="jaxis-follower", daemon=True).start()
@@ -191,24 +152,25 @@ class Followers:
                 self.check()
 
     def when_lost(self, callback: Callable[[EngineError], None], stall_seconds: float) -> None:
-        """See `HostGroup`."""
+        """Sets `on_lost` and `lost_seconds`."""
         self.on_lost, self.lost_seconds = callback, stall_seconds
 
     def wait_until_lost(self, timeout_seconds: float) -> None:
-        """Waits for the group to be lost, for so long at most."""
+        """Waits until the group is lost, or the time is over."""
         with self._changed:
             self._changed.wait_for(lambda: self._error, timeout_seconds)
 
     def check(self) -> None:
-        """Raises the error of a group that is lost."""
+        """Raises an EngineError if the group is lost."""
         if self._error is not None:
             raise EngineError(str(self._error))
 
     def expect(self, wait_for_own: Callable[[], object]) -> ExpectedResult:
-        """What the call that is sent next will compute, of which a follower sends the result.
+        """Announces that a follower will send the result of the next call.
 
         Args:
-          wait_for_own: Waits for this host's part of the call, without which there is no result; raises its error.
+          wait_for_own: Function that waits for this host's part of the call and raises its error. Without that part
+            no result comes.
         """
 
         def wait(expected: ExpectedResult) -> None:
@@ -221,7 +183,7 @@ class Followers:
         return expected
 
     def start_compiling(self, key: ProgramKey) -> int:
-        """Has all followers compile a program; returns its number. May be called from several threads."""
+        """Orders all followers to compile a program; returns its number. Thread-safe."""
         with self._changed:
             self._num_programs += 1
             number = self._num_programs
@@ -233,7 +195,7 @@ class Followers:
         """Waits until all followers have compiled a program.
 
         Raises:
-          EngineError: A follower cannot, or the group is lost.
+          EngineError: A follower cannot compile it, or the group is lost.
         """
         with self._changed:
             while not self._changed.wait_for(
@@ -250,7 +212,7 @@ class Followers:
                     raise EngineError(f"{follower} cannot compile a program: {error}")
 
     def end(self) -> None:
-        """Tells all followers to end, unless the group is lost, and waits up to `CLOSE_SECONDS` until they have."""
+        """Orders all followers to end and waits for them, up to `CLOSE_SECONDS`. Does nothing if the group is lost."""
         with self._changed:
             if self._is_closing:
                 return
@@ -273,7 +235,7 @@ class Followers:
             self.check()
 
     def _next(self, follower: Follower, kind: type[ReportOf]) -> ReportOf:
-        """The next report of a kind, at the start, when no thread listens."""
+        """Receives the next report of a kind. Only for the start-up, before `watch`."""
         while True:
             try:
                 report = follower.channel.receive()
@@ -336,6 +298,6 @@ class Followers:
 
 
 def end_process(error: EngineError) -> None:
-    """Ends this process without waiting for anything: devices that wait for a lost host may never answer."""
+    """Ends this process at once. Devices that wait for a lost host may never answer."""
     print(f"error: {error}", file=sys.stderr, flush=True)
     os._exit(1)

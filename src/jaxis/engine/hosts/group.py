@@ -1,4 +1,4 @@
-"""The other hosts that run the model with this one, as the thread that steps the engine sees them. Imports no JAX."""
+"""Interface to the other hosts that run the model, for the thread that steps the engine. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from jaxis.errors import EngineError
 
 
 class HostGroup(Protocol):
-    """The other hosts of the group; `Followers`, or `NO_OTHER_HOSTS`. Any thread may call the methods.
+    """The other hosts of the group: `Followers`, or `NO_OTHER_HOSTS`. Methods are thread-safe.
 
     Attributes:
       num_parameters: Parameters of the pipeline stages that this host has no part of.
-      weight_bytes: Bytes of these stages' weights, on all devices together.
-      silent: Names of the hosts that have not been heard of for some time.
+      weight_bytes: Size of these stages' weights, on all devices together.
+      silent: Names of the hosts whose heartbeat is overdue.
     """
 
     @property
@@ -27,34 +27,34 @@ class HostGroup(Protocol):
     def silent(self) -> Sequence[str]: ...
 
     def when_lost(self, callback: Callable[[EngineError], None], stall_seconds: float) -> None:
-        """Has a function called, on another thread, when a host is lost.
+        """Registers a callback for the loss of a host.
 
         Args:
-          callback: The function.
-          stall_seconds: How long a host may be silent before it is lost.
+          callback: Function to call on another thread, with the error.
+          stall_seconds: Time without a heartbeat after which a host is lost.
         """
         ...
 
     def give_up(self, reason: str) -> None:
-        """Takes the other hosts for lost, for a reason that they cannot have noticed themselves."""
+        """Treats the group as lost, for a reason that the other hosts cannot notice themselves."""
         ...
 
     def end(self) -> None:
-        """Ends the engines of the other hosts; no call may follow."""
+        """Ends the engines of the other hosts. No call may follow."""
         ...
 
 
 class _NoOtherHosts:
-    """The `HostGroup` of a model that runs on this host alone."""
+    """The `HostGroup` of a model on this host alone."""
 
     num_parameters = weight_bytes = 0
     silent: Sequence[str] = ()
 
     def when_lost(self, callback: Callable[[EngineError], None], stall_seconds: float) -> None:
-        """Never calls the function."""
+        """Ignores the callback: no host can be lost."""
 
     def give_up(self, reason: str) -> None:
-        """Does nothing: a stuck step of this host is noticed by the process that watches this one."""
+        """Does nothing. The parent process notices a stuck step of this host."""
 
     def end(self) -> None:
         """Does nothing."""

@@ -1,4 +1,4 @@
-"""The executor of a group's leader: every call goes to the followers first, so that all hosts begin together."""
+"""Executor of a group's leader. It sends each call to the followers first, so that all hosts start it together."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from jaxis.engine.execution.kv_cache import CachePlan
 from jaxis.engine.execution.program_key import Compiled, ProgramKey, RunsOn
 from jaxis.engine.hosts import messages
 from jaxis.engine.hosts.followers import Followers, end_process
-from jaxis.engine.hosts.messages import SentOperands
+from jaxis.engine.hosts.operands import SentOperands
 from jaxis.errors import EngineError
 
-# How long a step may wait for a lost host: collectives usually fail at once when another process has ended.
+# Time that a step may wait for a lost host. Collectives usually fail at once when another process has ended.
 STUCK_SECONDS = 5.0
-# How long a failed step waits for the connections to say which host was lost.
+# Time that a failed step waits until a closed connection says which host was lost.
 LOSS_SECONDS = 1.0
 
 
 class LeadingExecutor:
-    """An `Executor` whose calls the followers make as well.
+    """An `Executor` whose calls all hosts make.
 
-    A program is used once all hosts have compiled it: a host that still compiled would keep the other hosts waiting
-    in the middle of a step, and collectives have time limits of their own.
+    A program runs only once all hosts have compiled it. A host that is still compiling would keep the others waiting in
+    the middle of a step, and collectives have time limits of their own.
 
     Attributes:
       followers: The other hosts.
 
     Args:
-      executor: Runs this host's part of the model; the followers know the size of the caches already.
+      executor: Executor of this host's part of the model. The followers already know the size of the caches.
       followers: The other hosts.
     """
 
@@ -43,40 +43,37 @@ class LeadingExecutor:
         self.followers = followers
         self._executor = executor
         self._operands = SentOperands()
-        self._is_half_made = False  # whether a call was sent to the followers and failed here
+        self._is_half_made = False  # True while a call that was sent to the followers is not made here
         followers.on_lost = self._end_if_stuck
 
     @property
     def plan(self) -> CachePlan:
-        """See `Executor`."""
         return self._executor.plan
 
     @property
     def num_stages(self) -> int:
-        """See `Executor`."""
         return self._executor.num_stages
 
     @property
     def stages(self) -> Sequence[DeviceExecutor]:
-        """See `Executor`."""
         return self._executor.stages
 
     @property
     def newest(self) -> Any:
-        """See `Executor`."""
         return self._executor.newest
 
     def compile(self, key: ProgramKey) -> Compiled:
-        """See `Executor`; returns when all hosts have compiled the program."""
+        """Compiles a program on all hosts; returns when all have it."""
         number = self.followers.start_compiling(key)
         program = self._executor.compile(key)
         self.followers.wait_until_compiled(number)
         return _SharedProgram(number, program)
 
     def run(self, key: ProgramKey, program: Compiled, *operands: Any) -> Any:
-        """See `Executor`.
+        """Calls a program on all hosts.
 
-        If the last stage is on another host and runs the program, the returned arrays wait for it when they are read.
+        If only the last stage runs the program, and it is on another host, the returned arrays wait for that host when
+        they are read.
 
         Raises:
           EngineError: The group is lost.
@@ -93,10 +90,10 @@ class LeadingExecutor:
             return self._executor.run(key, program.here, *operands)
 
     def recover(self) -> None:
-        """See `Executor`.
+        """Recovers all hosts from a step that failed before it was sent.
 
         Raises:
-          EngineError: The group is lost: a host has ended, or a call that was sent to the hosts has failed.
+          EngineError: The group is lost: a host has ended, or a call that was sent has failed.
         """
         self.followers.check()
         reason = "a call was sent that this host did not make" if self._is_half_made else None
@@ -114,20 +111,20 @@ class LeadingExecutor:
         self._executor.recover()
 
     def close(self) -> None:
-        """Ends the followers, and frees what this host has."""
+        """Ends the followers, and frees this host's caches and weights."""
         self.followers.end()
         self._executor.close()
 
     @contextmanager
     def _sent(self, message: messages.Run) -> Iterator[None]:
-        """Sends a call to the followers; the body of the `with` makes the same call on this host."""
+        """Sends a call to the followers. The body of the `with` makes the same call on this host."""
         self.followers.send(message)
         self._is_half_made = True
         yield
         self._is_half_made = False
 
     def _end_if_stuck(self, error: EngineError) -> None:
-        """Ends this process if a step still waits for a lost host after a while."""
+        """Ends this process if a step still waits for a lost host after `STUCK_SECONDS`."""
 
         def end() -> None:
             time.sleep(STUCK_SECONDS)
@@ -138,7 +135,7 @@ class LeadingExecutor:
 
 
 class _SharedProgram(NamedTuple):
-    """A program that all hosts have compiled, with the number that all hosts know it by."""
+    """A program that all hosts have compiled, and its number in the messages."""
 
     number: int
     here: Compiled

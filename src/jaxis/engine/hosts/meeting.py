@@ -1,8 +1,8 @@
-"""How the hosts of a group find each other, and agree before anything is loaded.
+"""Start of a group of hosts: they find each other, and check that they agree before anything is loaded.
 
-The leader listens at the address that all were given. Each follower connects and says which host it is, and which
-versions it runs. Only once all have come and agree do JAX's processes meet: its own meeting would end a process without
-a word where another is missing.
+The leader listens at the address that all hosts were given. Each follower connects, and sends its rank and its software
+versions. JAX's processes are initialized only once all hosts have connected and agree: JAX itself ends a process
+without a message if another one is missing.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HostPlace:
-    """Which host this is, of which group.
+    """Configuration of this host within its group.
 
     Attributes:
-      num_hosts: Of the group.
-      rank: 0 is the leader.
-      address: The leader's, by which all others reach it.
-      port: Its port.
-      timeout_seconds: How long hosts wait for each other at the start.
+      num_hosts: Size of the group.
+      rank: Rank of this host; 0 is the leader.
+      address: Address at which all hosts reach the leader.
+      port: Port of the leader.
+      timeout_seconds: Time that hosts wait for each other at the start.
     """
 
     num_hosts: int
@@ -51,9 +51,9 @@ class Follower:
     """The leader's view of another host.
 
     Attributes:
-      rank: Which it is.
-      name: The machine's.
-      channel: To it.
+      rank: Rank of the host.
+      name: Host name of the machine.
+      channel: Connection to it.
     """
 
     rank: int
@@ -65,17 +65,17 @@ class Follower:
 
 
 def software() -> dict[str, str]:
-    """The versions and settings that must be the same on all hosts, for all to compile the same programs."""
+    """Versions and settings that must be equal on all hosts, so that all compile the same programs."""
     facts = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "numpy")}
     variables = {name: os.environ.get(name, "") for name in ("XLA_FLAGS", "JAXIS_CPU_ISA", "JAX_ENABLE_X64")}
     return {"jaxis": __version__, **facts, "Python": platform.python_version(), **variables}
 
 
 def check_agreement(ours: Mapping[str, str], theirs: Mapping[str, str], host: object) -> None:
-    """Checks what must be the same on all hosts.
+    """Checks that the facts of two hosts are equal.
 
     Raises:
-      ConfigError: Something differs; both values are named.
+      ConfigError: A fact differs; the error names both values.
     """
     for name in sorted(ours.keys() | theirs.keys()):
         mine, other = ours.get(name), theirs.get(name)
@@ -84,11 +84,11 @@ def check_agreement(ours: Mapping[str, str], theirs: Mapping[str, str], host: ob
 
 
 def gather(place: HostPlace) -> list[Follower]:
-    """Waits for the followers, and lets JAX's processes meet; for the leader.
+    """Waits for the followers and initializes JAX's processes. The leader calls it.
 
     Raises:
       ConfigError: The address is not this machine's, or a follower runs other versions.
-      EngineError: Not all of them came in time.
+      EngineError: A follower did not connect in time.
     """
     followers: dict[int, Follower] = {}
     try:
@@ -127,11 +127,11 @@ def refuse(followers: Iterable[Follower], reason: str) -> None:
 
 
 def join(place: HostPlace) -> Channel[messages.Call | messages.Setup]:
-    """Finds the leader, and lets JAX's processes meet; for a follower.
+    """Connects to the leader and initializes JAX's processes. A follower calls it.
 
     Raises:
       ConfigError: The leader refuses the group.
-      EngineError: There is no leader in time, or it has ended.
+      EngineError: The leader did not answer in time, or has ended.
     """
     channel = Channel(_connect(place), messages.ORDERS, messages.MAX_BYTES)
     name = socket.gethostname()
@@ -161,7 +161,7 @@ def _listen(place: HostPlace) -> socket.socket:
 def _greet(
     connection: socket.socket, address: str, place: HostPlace, followers: Mapping[int, Follower]
 ) -> Follower | None:
-    """A new connection as a follower; None for a stranger's."""
+    """Admits a new connection as a follower; returns None if it is not a host of this group."""
     channel = Channel(connection, messages.REPORTS, messages.MAX_HELLO_BYTES)
     try:
         hello = channel.receive(HELLO_SECONDS)
