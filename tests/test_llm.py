@@ -9,7 +9,7 @@ import pytest
 
 from jaxis import LLM, RequestOutput, SamplingParams
 from jaxis.errors import ConfigError, EngineError, RequestError
-from tests.support.tiny_checkpoints import adapter
+from tests.support.tiny_checkpoints import variant
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 TEXT = "the cat reads"
@@ -230,14 +230,14 @@ def test_chat_refuses_what_is_no_conversation(llm, messages):
 
 def test_without_a_chat_template(checkpoint, tmp_path, start_llm):
     files = {"tokenizer_config.json": {"eos_token": "<|im_end|>"}}
-    with start_llm(adapter(tmp_path / "plain", checkpoint(), files=files)) as llm:
+    with start_llm(variant(tmp_path / "plain", checkpoint(), files=files)) as llm:
         with pytest.raises(RequestError, match="chat template"):
             llm.chat(CONVERSATION, GREEDY)
         check_usable(llm)
 
 
 def test_without_a_tokenizer(checkpoint, tmp_path, start_llm, answer):
-    folder = adapter(tmp_path / "ids", checkpoint(), files={"tokenizer.json": None, "tokenizer_config.json": None})
+    folder = variant(tmp_path / "ids", checkpoint(), files={"tokenizer.json": None, "tokenizer_config.json": None})
     with start_llm(folder) as llm:
         assert llm.tokenizer is None
         [output] = llm.generate([3, 4, 5], SamplingParams(temperature=0, max_tokens=8, logprobs=1))

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from jaxis import SamplingParams
 from jaxis.errors import EngineError
 from tests.support.leak_check import no_blocks_leaked
-from tests.support.tiny_checkpoints import adapter
+from tests.support.tiny_checkpoints import variant
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 PROMPTS = [[i + 1, i + 2, i + 3] * 7 for i in range(6)]
@@ -28,7 +28,7 @@ def tokens(outputs):
 @pytest.fixture(scope="module")
 def damaged_llm(checkpoint, tmp_path_factory, start_llm):
     """A model whose embedding of DAMAGED_ID holds a NaN; it may run up to 8 requests at a time."""
-    folder = adapter(tmp_path_factory.mktemp("damaged") / "nan", checkpoint(), files={"model.safetensors": None})
+    folder = variant(tmp_path_factory.mktemp("damaged") / "nan", checkpoint(), files={"model.safetensors": None})
     tensors = load_file(checkpoint() / "model.safetensors")
     embedding = tensors["model.embed_tokens.weight"].copy()
     embedding[DAMAGED_ID, 3] = np.nan

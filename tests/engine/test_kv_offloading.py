@@ -24,7 +24,7 @@ from jaxis.kernels import native
 from jaxis.prompts import TokenizedPrompt
 from tests.support.offloaded_conversations import converse
 from tests.support.quick_rows import quick_rows
-from tests.support.tiny_checkpoints import adapter
+from tests.support.tiny_checkpoints import variant
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 BLOCK_BYTES = 8192
@@ -122,7 +122,7 @@ def test_no_tier_finds_what_another_salt_has_or_what_was_before_a_reset(start_ll
 
 
 def test_nan_is_forgotten_by_all_tiers(checkpoint, start_llm, llm, tmp_path):
-    folder = adapter(tmp_path / "nan", checkpoint(), files={"model.safetensors": None})
+    folder = variant(tmp_path / "nan", checkpoint(), files={"model.safetensors": None})
     tensors = load_file(checkpoint() / "model.safetensors")
     embedding = tensors["model.embed_tokens.weight"].copy()
     embedding[NAN_ID, 3] = np.nan

@@ -15,7 +15,7 @@ from jaxis.config.kv_transfer import KVTransferConfig
 from jaxis.errors import ConfigError, RequestError
 from jaxis.kernels import native
 from tests.support.certificates import make_certificates, tls_files
-from tests.support.tiny_checkpoints import adapter
+from tests.support.tiny_checkpoints import variant
 from tests.support.waiting import wait_until
 
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": 5}
@@ -112,7 +112,7 @@ class TestAnswers:
 
     @pytest.mark.slow
     def test_windows_are_found(self, start_llm, checkpoint, tmp_path):
-        check_family(start_llm, adapter(tmp_path / "window", checkpoint("mistral"), sliding_window=21), [100])
+        check_family(start_llm, variant(tmp_path / "window", checkpoint("mistral"), sliding_window=21), [100])
 
     @pytest.mark.slow
     @pytest.mark.parametrize("name", ["Gemma 3", "Qwen3.5", "Falcon-H1", "Nemotron 3", "DeepSeek V3", "DeepSeek V3.2"])
@@ -171,7 +171,7 @@ class TestFaults:
     def test_another_model_is_refused_and_one_that_has_ended_is_not_waited_for(
         self, checkpoint, start_llm, llm, tmp_path, caplog
     ):
-        folder = adapter(tmp_path / "other", checkpoint(), files={"model.safetensors": None})
+        folder = variant(tmp_path / "other", checkpoint(), files={"model.safetensors": None})
         tensors = load_file(checkpoint() / "model.safetensors")
         name = "model.layers.0.self_attn.k_proj.weight"
         save_file(tensors | {name: np.flip(tensors[name], 0).copy()}, folder / "model.safetensors")

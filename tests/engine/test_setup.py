@@ -15,7 +15,7 @@ from jaxis.engine.execution import cache_memory, kv_cache
 from jaxis.engine.generation_defaults import note_unapplied
 from jaxis.errors import CheckpointError, ConfigError, EngineError
 from jaxis.host.byte_size import parse_bytes
-from tests.support.tiny_checkpoints import adapter, write_checkpoint
+from tests.support.tiny_checkpoints import variant, write_checkpoint
 
 PROMPT = list(range(100))
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values, 2 heads of 16, 2 layers, 16 tokens, float32
@@ -29,7 +29,7 @@ def num_blocks(llm):
 def changed(checkpoint, tmp_path):
     """`changed(files=..., **config)`: the checkpoint with other files or config keys."""
     numbers = itertools.count()
-    return lambda **changes: adapter(tmp_path / f"adapter-{next(numbers)}", checkpoint(), **changes)
+    return lambda **changes: variant(tmp_path / f"variant-{next(numbers)}", checkpoint(), **changes)
 
 
 @pytest.mark.parametrize(

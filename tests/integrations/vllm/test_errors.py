@@ -13,7 +13,7 @@ from vllm.exceptions import VLLMValidationError
 
 import jaxis
 from tests.integrations.vllm.test_llm import ENGINE, make_vllm
-from tests.support.tiny_checkpoints import adapter, write_checkpoint
+from tests.support.tiny_checkpoints import variant, write_checkpoint
 from tests.support.vllm_requests import Case, jaxis_answers, vllm_answers
 
 FAULTY_TOKEN = 77
@@ -24,7 +24,7 @@ def faulty_model(tmp_path_factory):
     """A model that has no finite logits after one token."""
     root = tmp_path_factory.mktemp("models")
     source = write_checkpoint(root / "source", "qwen3")
-    folder = adapter(root / "model", source, files={"model.safetensors": None})
+    folder = variant(root / "model", source, files={"model.safetensors": None})
     tensors = load_file(source / "model.safetensors")
     assert "lm_head.weight" in tensors  # the table is that of the input alone
     tensors["model.embed_tokens.weight"][FAULTY_TOKEN] = np.nan
