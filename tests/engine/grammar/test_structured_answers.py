@@ -53,8 +53,6 @@ def oracle(llm, pattern, max_tokens):
         if token_id == eos:
             break
         text += llm.tokenizer.token_bytes(token_id)
-        if not any(may_follow(i) for i in range(len(logits)) if i != eos):
-            break
     return output
 
 
@@ -84,6 +82,20 @@ def test_whatever_ends_by_itself_is_valid(batching_llm):
                 num_ended += 1
     assert num_ended > 24
     assert len({completion.text for completion in output.outputs}) > 1
+
+
+def test_ids_end_with_end_of_sequence_where_nothing_else_can_follow(llm):
+    choice, [eos] = StructuredOutputs(choice=["b"]), llm.engine.eos_token_ids
+    ids = [*llm.tokenizer.encode("b"), eos]
+
+    completion = complete(llm, choice, logprobs=0, logprobs_mode="processed_logprobs")
+    assert completion.token_ids == ids
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == ("b", "stop", None)
+    assert [entry[token_id].logprob for token_id, entry in zip(ids, completion.logprobs, strict=True)] == [0.0, 0.0]
+
+    assert complete(llm, choice, max_tokens=1).finish_reason == "length"
+    # Without a token that ends it, the answer ends where nothing can follow.
+    assert complete(llm, choice, allowed_token_ids=ids[:1]).token_ids == ids[:1]
 
 
 def test_beside_other_parameters(llm):

@@ -130,11 +130,11 @@ class SequenceSampling:
 
     @property
     def grammar_is_complete(self) -> bool:
-        """Whether the output matches the grammar and cannot be continued."""
+        """True if the output matches the grammar, and no token can follow, not even one that ends the completion."""
         if self.grammar is None:
             return False
         self.grammar.follow(self.output_token_ids)
-        return self.grammar.is_complete
+        return self.grammar.is_complete and self._all_banned(set())
 
     def fault(self) -> RequestError | None:
         """Why no token can come next, if the request itself is at fault; None otherwise."""
@@ -233,11 +233,11 @@ class _MasksAhead:
     def _follow(self, drafts: Sequence[int]) -> None:
         for token_id in drafts[len(self._masks) - 1 :]:
             # A matcher that is fed a token that it forbids, or one after its end, would mark the grammar as broken.
-            self._is_stuck = self._is_stuck or self._fork.is_complete or not is_allowed(self._masks[-1], token_id)
+            self._is_stuck = self._is_stuck or not is_allowed(self._masks[-1], token_id)
             self._token_ids.append(token_id)
             if not self._is_stuck:
                 self._fork.follow(self._token_ids)
-            self._is_stuck = self._is_stuck or self._fork.is_complete
+                self._is_stuck = not self._fork.token_mask().any()
             self._masks.append(self._masks[-1] if self._is_stuck else self._fork.token_mask())
             self._favored.append(None if self._is_stuck else self._fork.favored_token())
 

@@ -286,16 +286,16 @@ class GrammarMatcher:
         """Advances by the tokens generated since the last call."""
         for token_id in output_token_ids[self._num_followed :]:
             self._num_followed += 1
+            self._mask = None
             if token_id in self._end_token_ids:
                 self._has_ended = True
             elif self.error is None:
                 self._matcher.consume_token(token_id)
                 self._take_error()
-                self._mask = None
 
     @property
     def is_complete(self) -> bool:
-        """Whether the completion has ended, by a token that ends it or because nothing can follow."""
+        """True if the completion has ended, or only a token that ends it can follow."""
         return self._has_ended or (self.error is None and self._matcher.is_stopped())
 
     def token_mask(self) -> np.ndarray:
@@ -320,8 +320,10 @@ class GrammarMatcher:
 
     def _compute_mask(self) -> np.ndarray:
         num_words = -(-self._vocab_size // 32)
-        if self.error is not None:
+        if self.error is not None or self._has_ended:
             return np.zeros(num_words, np.int32)
+        if self._matcher.is_stopped():
+            return self._ends
         # The id after the model's last one stands for the end, whichever tokens the request may end with.
         words = np.zeros(self._vocab_size // 32 + 1, np.int32)
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)

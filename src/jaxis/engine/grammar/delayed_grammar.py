@@ -122,7 +122,7 @@ class DelayedMatcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the grammar is at its end, and nothing can follow."""
+        """True if the grammar is at its end: only a token that ends the completion can follow."""
         return self._grammar_start is not None and not self._is_alternative and self._matcher.is_complete
 
     def fork(self) -> DelayedMatcher:

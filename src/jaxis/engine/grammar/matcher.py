@@ -23,7 +23,7 @@ class Matcher(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the completion has ended, or nothing can follow."""
+        """True if the completion has ended, or only a token that ends it can follow, as `token_mask` then says."""
         ...
 
     def fork(self) -> Matcher:

@@ -118,7 +118,7 @@ class BudgetMatcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the grammar is at its end, and nothing can follow."""
+        """True if the grammar is at its end: only a token that ends the completion can follow."""
         return self._matcher is not None and self._matcher.is_complete
 
     def fork(self) -> BudgetMatcher:
